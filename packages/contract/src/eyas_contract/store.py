@@ -1,0 +1,90 @@
+"""The store's manifest: the record by which extraction commits shards and training finds them.
+
+A store is a folder with `contract.json`, `manifest.json` and `shard-000000.safetensors`, ... A shard counts only once
+the manifest names it; the manifest is replaced atomically after the shard is in place.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas_contract import canonical
+from eyas_contract.contract import read_json, write_text_atomic
+
+MANIFEST_NAME = "manifest.json"
+REJECTS_NAME = "rejects.jsonl"
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor of a shard: safetensors dtype, shape, SHA-256 of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """One sample: its id, number of tokens, number of trained tokens (loss mask 1)."""
+
+    id: str
+    tokens: int
+    trained: int
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One committed shard. `samples` are in the order in which they are packed."""
+
+    file: str
+    bytes: int
+    tensors: tuple[TensorRecord, ...]
+    samples: tuple[SampleRecord, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All committed shards of a store.
+
+    Attributes:
+        contract_digests: section name and digest of the store's contract, sorted by name.
+        source_sha256: digest of what was extracted (input rows and settings), so that a resume with other
+            input is refused.
+        complete: whether every input sample is in a shard or in `rejects.jsonl`.
+        shards: in order of writing.
+    """
+
+    contract_digests: tuple[tuple[str, str], ...]
+    source_sha256: str
+    complete: bool
+    shards: tuple[ShardRecord, ...]
+    schema_version: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return sum(len(shard.samples) for shard in self.shards)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all shards, prompts included."""
+        return sum(sample.tokens for shard in self.shards for sample in shard.samples)
+
+    @property
+    def num_trained(self) -> int:
+        """Tokens with loss mask 1."""
+        return sum(sample.trained for shard in self.shards for sample in shard.samples)
+
+    def save(self, store: str | Path) -> None:
+        """Write `manifest.json` atomically."""
+        write_text_atomic(Path(store) / MANIFEST_NAME, json.dumps(canonical.to_plain(self), sort_keys=True) + "\n")
+
+    @classmethod
+    def load(cls, store: str | Path) -> Manifest:
+        """Read the manifest of a store folder. Raises InvalidInput where it is missing or malformed."""
+        path = Path(store) / MANIFEST_NAME
+        return canonical.from_plain(cls, read_json(path, "a store's manifest, by eyas-contract"), str(path))

@@ -1,0 +1,3 @@
+"""eyas-draft."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,3 @@
+"""eyas-extract."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,3 @@
+"""eyas-serve."""
+
+__version__ = "0.1.0"
