@@ -1,0 +1,136 @@
+"""SGLang: the files and flags it reads, written from a contract. Nothing else in eyas writes them.
+
+Read in SGLang 0.5.10 to 0.5.23: `srt/models/llama_eagle3.py`, `srt/models/kimi_k25_eagle3.py`,
+`srt/model_executor/model_runner_components/spec_aux_hidden_state.py`, and each target's
+`set_eagle3_layers_to_capture`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from eyas_contract.contract import Contract
+from eyas_contract.draft import DraftSpec
+from eyas_contract.errors import InvalidInput
+
+Version = tuple[int, int, int]
+OLDEST: Version = (0, 5, 10)
+NEWEST: Version = (0, 5, 23)
+DRAFT_CLASSES = {"llama": "LlamaForCausalLMEagle3", "mla": "Eagle3DeepseekV2ForCausalLM"}
+
+# Target classes whose hook adds one only when the first id is 1 (deepseek_v2.py and glm4_moe_lite.py since 0.5.13).
+FIRST_ID_DECIDES = frozenset({
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK25ForConditionalGeneration",
+    "MistralLarge3ForCausalLM", "Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM",
+})
+
+
+def parse_version(text: str) -> Version:
+    """`0.5.20`, `0.5.10.post1` -> the three numbers. Raises InvalidInput for anything else."""
+    match = re.match(r"^v?(\d+)\.(\d+)\.(\d+)", text.strip())
+    if not match:
+        raise InvalidInput("engine version", repr(text), "three numbers such as 0.5.20, by eyas-contract",
+                           "Give the version of the installed sglang.")
+    return (int(match[1]), int(match[2]), int(match[3]))
+
+
+def layer_ids_to_engine(ids: tuple[int, ...], architecture: str, version: Version) -> tuple[int, ...]:
+    """The numbers to write into `eagle_config` so that this engine captures the outputs of layers `ids`.
+
+    Raises:
+        InvalidInput: the class cannot express these layers.
+    """
+    if architecture in FIRST_ID_DECIDES and version >= (0, 5, 13) and ids[0] != 1:
+        if ids[0] == 0:  # boundary ids would begin with 1, which the hook takes for output ids
+            raise InvalidInput(f"aux_layer_ids {list(ids)}", "they begin with layer 0",
+                               f"ids that {architecture} in SGLang {_text(version)} can capture",
+                               "Extract with a first layer of 1 or more.")
+        return tuple(i + 1 for i in ids)
+    return ids
+
+
+def layer_ids_from_engine(written: tuple[int, ...] | None, architecture: str, num_layers: int,
+                          version: Version) -> tuple[int, ...]:
+    """What the engine will capture for the ids in a config (None: absent), as outputs of layers."""
+    if written is None:
+        return (1, num_layers // 2 - 1, num_layers - 4)  # boundaries 2, n//2, n-3
+    if architecture in FIRST_ID_DECIDES and version >= (0, 5, 13) and (not written or written[0] != 1):
+        return tuple(i - 1 for i in written)
+    if architecture == "GptOssForCausalLM" and version >= (0, 5, 20) and written and max(written) == num_layers:
+        return tuple(i - 1 for i in written)
+    return written
+
+
+def export_name(name: str) -> str:
+    """Trainer's name -> the one spelling that every SGLang version and both draft classes accept."""
+    return re.sub(r"^layers\.0\.", "midlayer.", name)
+
+
+def import_name(name: str) -> str:
+    """Inverse of `export_name`."""
+    return re.sub(r"^midlayer\.", "layers.0.", name)
+
+
+def export_config(contract: Contract, version: Version = NEWEST) -> dict[str, Any]:
+    """The draft's `config.json` for SGLang, from the contract alone.
+
+    Raises:
+        InvalidInput: the contract lacks its draft section, or asks for what SGLang cannot serve.
+    """
+    draft = contract.draft
+    if draft is None:
+        raise InvalidInput("contract", "no draft section", "a trained draft's contract, by export",
+                           "Train first; export reads the run folder.")
+    if draft.kind != "llama":
+        raise InvalidInput("contract.draft.kind", draft.kind, "llama, by this export", "Train a llama draft.")
+    ids = layer_ids_to_engine(contract.capture.aux_layer_ids, contract.target.architecture, version)
+    config: dict[str, Any] = {
+        "architectures": [DRAFT_CLASSES[draft.kind]], "model_type": "llama",
+        "hidden_size": draft.hidden_size, "intermediate_size": draft.intermediate_size,
+        "num_hidden_layers": draft.num_layers, "num_attention_heads": draft.num_heads,
+        "num_key_value_heads": draft.num_kv_heads, "head_dim": draft.head_dim,
+        "hidden_act": draft.hidden_act, "rms_norm_eps": draft.rms_norm_eps,
+        "vocab_size": draft.target_vocab_size, "draft_vocab_size": draft.draft_vocab_size,
+        "max_position_embeddings": draft.max_position_embeddings,
+        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "use_cache": True,
+        "dtype": draft.dtype, "torch_dtype": draft.dtype,
+        "num_aux_hidden_states": draft.num_aux, "fc_norm": draft.fc_norm, "norm_output": draft.norm_output,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(ids), "use_aux_hidden_state": True},
+        **_rope(draft),
+    }
+    if draft.target_hidden_size != draft.hidden_size:
+        config["target_hidden_size"] = draft.target_hidden_size
+    return config
+
+
+def _rope(draft: DraftSpec) -> dict[str, Any]:
+    """Both spellings, agreeing: transformers 5 reads `rope_parameters`, older servers theta and scaling."""
+    parameters = draft.rope.to_config()
+    scaling = None if draft.rope.type == "default" else {k: v for k, v in parameters.items() if k != "rope_theta"}
+    return {"rope_parameters": parameters, "rope_theta": draft.rope.theta, "rope_scaling": scaling}
+
+
+def server_flags(draft_path: str, steps: int, topk: int, draft_tokens: int) -> list[str]:
+    """The speculation flags of `sglang.launch_server` for an EAGLE-3 draft.
+
+    Raises:
+        InvalidInput: steps, topk and draft tokens that do not go together (every fault named).
+    """
+    faults = [f"{name} {value}" for name, value in
+              (("steps", steps), ("topk", topk), ("draft tokens", draft_tokens)) if value < 1]
+    most = 1 + topk + (steps - 1) * topk * topk if steps > 0 else 0
+    if not faults and topk == 1 and draft_tokens != steps + 1:
+        faults.append(f"draft tokens {draft_tokens} in a chain of {steps} steps (SGLang forces {steps + 1})")
+    if not faults and not 2 <= draft_tokens <= most:
+        faults.append(f"draft tokens {draft_tokens}, where {steps} steps of topk {topk} make 2 to {most}")
+    if faults:
+        raise InvalidInput("--steps/--topk/--draft-tokens", "; ".join(faults), "a tree SGLang can build",
+                           "For a chain give topk 1 and draft tokens = steps + 1.")
+    return ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", draft_path,
+            "--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(topk),
+            "--speculative-num-draft-tokens", str(draft_tokens)]
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))
