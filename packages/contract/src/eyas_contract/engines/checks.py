@@ -53,7 +53,8 @@ def _check_algorithm(config: dict[str, Any], algorithm: str) -> list[Finding]:
                               "the file is opened with another model class and its weights do not fit",
                               "Write the EAGLE-3 class into `architectures`."))
     if algorithm != "EAGLE3":
-        result.append(Finding("algorithm", "error", "--speculative-algorithm", algorithm, "EAGLE3 for this architecture",
+        result.append(Finding("algorithm", "error", "--speculative-algorithm", algorithm,
+                              "EAGLE3 for this architecture",
                               "the server hands the draft one state instead of several, skips `fc` where the widths "
                               "happen to match, ignores d2t and substitutes the target's head; " + _SILENT,
                               "Launch with --speculative-algorithm EAGLE3."))
@@ -146,7 +147,7 @@ def _check_tensors(config: dict[str, Any], target: dict[str, Any], tensors: dict
     result = []
     if dropped:
         result.append(Finding("tensor-dropped", "error", "model.safetensors", ", ".join(sorted(dropped)),
-                              f"names that SGLang {'.'.join(map(str, version))} accepts (midlayer.*, fc, norm, lm_head)",
+                              f"names that SGLang {'.'.join(map(str, version))} accepts: midlayer.*, fc, norm, lm_head",
                               "the server drops them without a word and serves random weights; " + _SILENT,
                               "Rename them: the decoder layer is `midlayer.*`."))
     if missing:
