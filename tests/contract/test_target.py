@@ -1,0 +1,63 @@
+"""TargetSpec and fingerprints from real folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from eyas_contract import InvalidInput, Rope, TargetSpec
+
+
+def test_reads_the_tiny_target(tiny_target: Path) -> None:
+    spec = TargetSpec.from_folder(tiny_target)
+    assert (spec.architecture, spec.num_layers, spec.hidden_size) == ("LlamaForCausalLM", 8, 64)
+    assert spec.rope == Rope("default", 10000.0)
+    assert spec.dtype == "float32"
+    assert all(len(d) == 64 for d in (spec.tokenizer_sha256, spec.chat_template_sha256, spec.weights_fingerprint))
+
+
+@pytest.mark.parametrize(("file", "field"), [
+    ("model.safetensors", "weights_fingerprint"), ("tokenizer.json", "tokenizer_sha256"),
+    ("chat_template.jinja", "chat_template_sha256")])
+def test_one_flipped_byte_is_another_target(tiny_target: Path, tmp_path: Path, file: str, field: str) -> None:
+    copy = tmp_path / "target"
+    shutil.copytree(tiny_target, copy)
+    raw = bytearray((copy / file).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (copy / file).write_bytes(raw)
+    before, after = TargetSpec.from_folder(tiny_target), TargetSpec.from_folder(copy)
+    assert getattr(before, field) != getattr(after, field)
+
+
+@pytest.mark.parametrize(("config", "rope"), [
+    ({"rope_theta": 5e4}, Rope("default", 5e4)),
+    ({"rope_theta": 5e4, "rope_scaling": {"type": "yarn", "factor": 64.0}}, Rope("yarn", 5e4, (("factor", 64.0),))),
+    ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "llama3", "factor": 8.0}},
+     Rope("llama3", 1e6, (("factor", 8.0),))),
+    ({}, Rope("default", 1e4)),
+])
+def test_every_spelling_of_rope(config: dict[str, object], rope: Rope) -> None:
+    assert Rope.from_config(config) == rope
+    assert Rope.from_config({"rope_parameters": rope.to_config()}) == rope
+
+
+def test_nested_text_config(tmp_path: Path) -> None:
+    text = {"num_hidden_layers": 61, "hidden_size": 7168, "vocab_size": 163840, "model_type": "kimi_k2"}
+    (tmp_path / "config.json").write_text(json.dumps(
+        {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}), encoding="utf-8")
+    spec = TargetSpec.from_folder(tmp_path)
+    assert (spec.num_layers, spec.hidden_size, spec.vocab_size, spec.model_type) == (61, 7168, 163840, "kimi_k2")
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no such file"):
+        TargetSpec.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(InvalidInput, match="not JSON"):
+        TargetSpec.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"hidden_size": 1}', encoding="utf-8")
+    with pytest.raises(InvalidInput, match="no num_hidden_layers, vocab_size"):
+        TargetSpec.from_folder(tmp_path)
