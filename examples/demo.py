@@ -1,0 +1,143 @@
+"""The whole pipeline on a CPU, with real parts: SmolLM2-135M-Instruct gets an EAGLE-3 draft, served by real SGLang.
+
+    python examples/demo.py [--out runs/demo]
+
+Every stage is one command of one package, as a person would type it; this script only runs them in order, times them
+and puts their results into `report.json` and `report.png`. Run it again and finished stages are passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import report
+from prompts import write_prompts
+from smollm2 import write_model
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
+
+TRAIN_PROMPTS, HELD_OUT_PROMPTS = 700, 40
+ANSWER_TOKENS, MEASURED_TOKENS = 96, 96
+TREE = {"steps": 3, "topk": 2, "draft-tokens": 6}
+CHAIN = {"steps": 3, "topk": 1, "draft-tokens": 4}
+
+
+class Stages:
+    """Runs stages in order and remembers what each took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def command(self, name: str, *arguments: object) -> None:
+        """Run one eyas command; its output is the user's progress. A failure ends the demo with its exit code."""
+        words = [str(BIN / str(arguments[0])), *map(str, arguments[1:])]
+        print(f"\n== {name}: {' '.join([str(arguments[0]), *words[1:]])}", flush=True)
+        start = time.monotonic()
+        code = subprocess.run(words, check=False).returncode
+        if code:
+            raise SystemExit(f"stage {name} failed with exit code {code}")
+        self.seconds[name] = round(time.monotonic() - start, 1)
+
+    def call(self, name: str, function: Any, *arguments: Any) -> Any:
+        """Run one Python step the same way."""
+        print(f"\n== {name}", flush=True)
+        start = time.monotonic()
+        result = function(*arguments)
+        self.seconds[name] = round(time.monotonic() - start, 1)
+        return result
+
+
+def flags(shape: dict[str, int]) -> list[str]:
+    """`{"steps": 3}` -> `--steps 3`."""
+    return [word for key, value in shape.items() for word in (f"--{key}", str(value))]
+
+
+def read(path: Path) -> Any:
+    """Parse one of the stages' JSON reports."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def run(out: Path) -> dict[str, Any]:
+    """Run all stages below `out`; returns the report."""
+    stages, model = Stages(), out / "smollm2"
+    stages.call("model", write_model, model)
+    train, held_out = stages.call("prompts", write_prompts, out / "prompts", TRAIN_PROMPTS, HELD_OUT_PROMPTS)
+    answers, store, training, draft = out / "answers.jsonl", out / "store", out / "run", out / "draft"
+    stages.command("regenerate", "eyas-extract", "regenerate", "--target", model, "--prompts", train,
+                   "--out", answers, "--max-new-tokens", ANSWER_TOKENS)
+    stages.command("extract", "eyas-extract", "run", "--target", model, "--data", answers, "--out", store)
+    stages.command("train", "eyas-draft", "train", "--config", ROOT / "examples" / "demo.toml",
+                   "--target", model, "--store", store, "--out", training)
+    shutil.rmtree(draft, ignore_errors=True)
+    stages.command("export", "eyas-draft", "export", "--run", training, "--target", model, "--out", draft)
+    stages.command("verify", "eyas-draft", "verify", "--run", training, "--draft", draft, "--target", model,
+                   "--store", store)
+    return measure(stages, out, model, draft, held_out)
+
+
+def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path) -> dict[str, Any]:
+    """Reference decoder, then real SGLang: fp32 for equality and acceptance, bf16 for speed."""
+    for name, shape in (("tree", TREE), ("chain", CHAIN)):
+        stages.command(f"reference_{name}", "eyas-draft", "eval", "--target", model, "--draft", draft, "--prompts",
+                       held_out, "--max-new-tokens", MEASURED_TOKENS, "--out", out / f"reference_{name}.json",
+                       *flags(shape))
+    common = ["eyas-serve", "bench", "--target", model, "--draft", draft, "--prompts", held_out, "--device", "cpu",
+              "--max-new-tokens", MEASURED_TOKENS, "--engine-python", ENGINE_PYTHON]
+    stages.command("serve_tree", *common, "--dtype", "float32", *flags(TREE), "--out", out / "served_tree.json")
+    stages.command("serve_chain", *common, "--dtype", "float32", *flags(CHAIN), "--out", out / "served_chain.json")
+    stages.command("serve_speed", *common, "--dtype", "bfloat16", *flags(TREE), "--out", out / "served_speed.json")
+    return summary(out, stages.seconds)
+
+
+def summary(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
+    """The report, from the stages' own files."""
+    tree, chain, speed = (read(out / f"served_{name}.json") for name in ("tree", "chain", "speed"))
+    return {
+        "target": "SmolLM2-135M-Instruct", "engine": tree["engine"], "machine": machine(),
+        "acceptance_length_served": tree["acceptance_length"],
+        "acceptance_length_chain": chain["acceptance_length"],
+        "acceptance_length_reference": read(out / "reference_tree.json")["acceptance_length"],
+        "acceptance_length_reference_chain": read(out / "reference_chain.json")["acceptance_length"],
+        "outputs_identical": tree["outputs_identical"] and chain["outputs_identical"],
+        "served_tokens_per_second": speed["tokens_per_second"],
+        "baseline_tokens_per_second": speed["baseline_tokens_per_second"],
+        "train_tokens": read(out / "store" / "summary.json")["trained_tokens"],
+        "stages": seconds,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    usage = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return {"processor": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0)),
+            "largest_process_gib": round(usage / 2**20, 2)}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "demo")
+    out = parser.parse_args(argv).out
+    out.mkdir(parents=True, exist_ok=True)
+    result = run(out)
+    (out / "report.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report.draw(out, out / "report.png")
+    print(report.table(result))
+    print(f"\n{out / 'report.json'}\n{out / 'report.png'}")
+
+
+if __name__ == "__main__":
+    main()
