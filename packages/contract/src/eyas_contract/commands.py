@@ -1,0 +1,145 @@
+"""What every eyas command does alike: config files under flags, errors as exit codes, progress with ETA.
+
+Standard library only; the parser (tyro) is handed in by the package whose command it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from eyas_contract.canonical import to_plain
+from eyas_contract.contract import write_text_atomic
+from eyas_contract.errors import EyasError, InvalidInput
+
+
+def expand_config(argv: Sequence[str], commands: Mapping[str, type]) -> list[str]:
+    """Replace `--config FILE.toml` by the flags it stands for, placed before the given ones, which so win.
+
+    Args:
+        argv: words after the program's name: subcommand first.
+        commands: subcommand -> its config dataclass; keys of the file are its field names (`-` or `_`).
+
+    Raises:
+        InvalidInput: unreadable file, or keys that the command does not know (all named).
+    """
+    words = list(argv)
+    if "--config" not in words or not words or words[0] not in commands:
+        return words
+    at = words.index("--config")
+    if at + 1 >= len(words):
+        raise InvalidInput("--config", "no file name after it", "the path of a TOML file", "Name the file.")
+    path = Path(words[at + 1])
+    flags = [word for key, value in load_toml(commands[words[0]], path).items() for word in _as_flags(key, value)]
+    return [words[0], *flags, *words[1:at], *words[at + 2:]]
+
+
+def load_toml(config: type, path: Path) -> dict[str, Any]:
+    """A TOML file's keys, checked against the fields of the dataclass `config`.
+
+    Raises:
+        InvalidInput: missing or malformed file, or unknown keys (all named).
+    """
+    assert dataclasses.is_dataclass(config)
+    known = {field.name for field in dataclasses.fields(config)}
+    wanted = f"a TOML file with keys of {sorted(known)}"
+    if not path.is_file():
+        raise InvalidInput(str(path), "no such file", wanted, "Check the path given to --config.")
+    try:
+        plain = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(str(path), f"not TOML ({error})", wanted, "Correct the file.") from error
+    values = {key.replace("-", "_"): value for key, value in plain.items()}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise InvalidInput(str(path), f"unknown keys {unknown}", wanted, "Correct or remove them.")
+    return values
+
+
+def _as_flags(key: str, value: Any) -> list[str]:
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]
+
+
+def save_config(config: Any, folder: Path, name: str = "config.resolved.json") -> None:
+    """Write the resolved config beside an artefact, paths as text."""
+    plain = json.loads(json.dumps(to_plain(config), default=str))
+    write_text_atomic(folder / name, json.dumps(plain, indent=1, sort_keys=True) + "\n")
+
+
+def run_command(main: Callable[[], int | None]) -> int:
+    """Run a command's body; an EyasError ends it with its four facts on stderr and exit code 1, Ctrl-C with 130."""
+    try:
+        return main() or 0
+    except EyasError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command's output
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        return 130
+
+
+class Progress:
+    """Rate, ETA and the number that matters: one line rewritten on a terminal, else a line every few seconds.
+
+    Args:
+        total: units in all, 0 where unknown.
+        unit: what is counted, e.g. `tokens`.
+        label: name of the work.
+        already: units done before this run (resume); they count for the share, not for the rate.
+    """
+
+    def __init__(self, total: int, unit: str, label: str, *, already: int = 0, every: float = 5.0,
+                 stream: TextIO | None = None) -> None:
+        self.total, self.unit, self.label, self.done, self.already = total, unit, label, already, already
+        self.stream = stream or sys.stderr
+        self.every = 0.2 if self.stream.isatty() else every
+        self.start = time.monotonic()
+        self.last = self.start
+
+    def update(self, amount: int, note: str = "") -> None:
+        """Count `amount` more units; `note` is the number that matters now, e.g. `loss 2.31`."""
+        self.done += amount
+        now = time.monotonic()
+        if now - self.last >= self.every:
+            self.last = now
+            self._write(self.line(now - self.start, note))
+
+    def close(self, note: str = "") -> None:
+        """Write the last line."""
+        self._write(self.line(time.monotonic() - self.start, note))
+        if self.stream.isatty():
+            self.stream.write("\n")
+
+    def line(self, seconds: float, note: str = "") -> str:
+        """The text: label, share, amount, rate, ETA, note."""
+        rate = (self.done - self.already) / seconds if seconds > 0 else 0.0
+        parts = [f"{self.label}:"]
+        if self.total:
+            parts.append(f"{100 * self.done / self.total:3.0f} %")
+        parts.append(f"{self.done:,}" + (f"/{self.total:,}" if self.total else "") + f" {self.unit}")
+        parts.append(f"{rate:,.1f}/s" if rate < 100 else f"{rate:,.0f}/s")
+        if self.total and rate > 0:
+            parts.append(f"ETA {duration((self.total - self.done) / rate)}")
+        return "  ".join(parts) + (f"  {note}" if note else "")
+
+    def _write(self, text: str) -> None:
+        self.stream.write(f"\r\x1b[2K{text}" if self.stream.isatty() else f"{text}\n")
+        self.stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """`75` -> `1:15`, `4000` -> `1:06:40`."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

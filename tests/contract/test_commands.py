@@ -1,0 +1,69 @@
+"""Config files under flags, exit codes, progress lines."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from eyas_contract import InvalidInput
+from eyas_contract.commands import Progress, duration, expand_config, run_command
+
+
+@dataclass(frozen=True)
+class Config:
+    store: Path
+    lr: float = 1e-3
+    layers: tuple[int, ...] = ()
+    verify: bool = True
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('store = "s"\nlr = 0.5\nlayers = [1, 2]\nverify = false\n', encoding="utf-8")
+    words = expand_config(["train", "--lr", "2", "--config", str(file), "--json"], {"train": Config})
+    assert words == ["train", "--store", "s", "--lr", "0.5", "--layers", "1", "2", "--no-verify", "--lr", "2", "--json"]
+
+
+def test_no_config_is_untouched() -> None:
+    assert expand_config(["train", "--lr", "2"], {"train": Config}) == ["train", "--lr", "2"]
+    assert expand_config([], {"train": Config}) == []
+
+
+@pytest.mark.parametrize(("text", "message"), [("colour = 1\nsize = 2", r"\['colour', 'size'\]"), ("lr =", "not TOML")])
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=message):
+        expand_config(["train", "--config", str(file)], {"train": Config})
+    with pytest.raises(InvalidInput, match="no such file"):
+        expand_config(["train", "--config", str(tmp_path / "b.toml")], {"train": Config})
+    with pytest.raises(InvalidInput, match="no file name"):
+        expand_config(["train", "--config"], {"train": Config})
+
+
+def test_errors_become_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise InvalidInput("here", "a", "b", "Do c.")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    assert run_command(lambda: None) == 0
+    assert run_command(fail) == 1
+    assert capsys.readouterr().err == "error: here: a. Wanted: b. Do c.\n"
+    assert run_command(interrupt) == 130
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda: 1 // 0)
+
+
+def test_progress_line() -> None:
+    stream = io.StringIO()
+    progress = Progress(1000, "tokens", "train", already=500, every=0.0, stream=stream)
+    progress.update(250, "loss 2.0")
+    assert "750/1,000 tokens" in stream.getvalue()
+    assert progress.line(10.0, "loss 2.0") == "train:   75 %  750/1,000 tokens  25.0/s  ETA 0:10  loss 2.0"
+    assert duration(4000) == "1:06:40"
+    assert duration(75) == "1:15"
