@@ -1,72 +1,69 @@
-"""Shared command plumbing: TOML configs, exit codes, progress lines."""
+"""Config files under flags, exit codes, progress lines."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from eyas_contract.commands import duration, load_toml, progress_line, run_command
-from eyas_contract.errors import InvalidInput
-
-
-@dataclass(frozen=True)
-class Inner:
-    rate: float = 0.5
+from eyas_contract import InvalidInput
+from eyas_contract.commands import Progress, duration, expand_config, run_command
 
 
 @dataclass(frozen=True)
 class Config:
-    target: Path
-    max_length: int = 8
-    layers: tuple[int, ...] | None = None
-    mode: Literal["a", "b"] = "a"
-    inner: Inner = Inner()
+    store: Path
+    lr: float = 1e-3
+    layers: tuple[int, ...] = ()
+    verify: bool = True
 
 
-def write(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "x.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('store = "s"\nlr = 0.5\nlayers = [1, 2]\nverify = false\n', encoding="utf-8")
+    words = expand_config(["train", "--lr", "2", "--config", str(file), "--json"], {"train": Config})
+    assert words == ["train", "--store", "s", "--lr", "0.5", "--layers", "1", "2", "--no-verify", "--lr", "2", "--json"]
 
 
-def test_load_toml_converts_and_leaves_out_what_is_absent(tmp_path: Path) -> None:
-    values = load_toml(Config, write(tmp_path, 'target = "/m"\nmax-length = 4\nlayers = [1, 2]\n[inner]\nrate = 1\n'))
-    assert values == {"target": Path("/m"), "max_length": 4, "layers": (1, 2), "inner": Inner(1.0)}
+def test_no_config_is_untouched() -> None:
+    assert expand_config(["train", "--lr", "2"], {"train": Config}) == ["train", "--lr", "2"]
+    assert expand_config([], {"train": Config}) == []
 
 
-def test_load_toml_names_every_fault(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        load_toml(Config, write(tmp_path, 'maxlength = 4\nmax_length = "4"\nmode = "c"\n[inner]\nrat = 1\n'))
-    for part in ("maxlength is unknown", "max_length is str", "mode is 'c'", "inner.rat is unknown"):
-        assert part in str(caught.value)
+@pytest.mark.parametrize(("text", "message"), [("colour = 1\nsize = 2", r"\['colour', 'size'\]"), ("lr =", "not TOML")])
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=message):
+        expand_config(["train", "--config", str(file)], {"train": Config})
+    with pytest.raises(InvalidInput, match="no such file"):
+        expand_config(["train", "--config", str(tmp_path / "b.toml")], {"train": Config})
+    with pytest.raises(InvalidInput, match="no file name"):
+        expand_config(["train", "--config"], {"train": Config})
 
 
-@pytest.mark.parametrize("content", ["= 1", "a = [", None])
-def test_load_toml_refuses_unreadable_files(tmp_path: Path, content: str | None) -> None:
-    path = write(tmp_path, content) if content else tmp_path / "absent.toml"
-    with pytest.raises(InvalidInput):
-        load_toml(Config, path)
+def test_errors_become_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise InvalidInput("here", "a", "b", "Do c.")
 
-
-def test_run_command_turns_errors_into_text_and_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> int:
-        raise InvalidInput("here", "this", "that", "Do so.")
-
-    def stop() -> int:
+    def interrupt() -> None:
         raise KeyboardInterrupt
 
     assert run_command(lambda: None) == 0
-    assert run_command(lambda: 3) == 3
     assert run_command(fail) == 1
-    assert capsys.readouterr().err == "error: here: this. Wanted: that. Do so.\n"
-    assert run_command(stop) == 130
+    assert capsys.readouterr().err == "error: here: a. Wanted: b. Do c.\n"
+    assert run_command(interrupt) == 130
+    with pytest.raises(ZeroDivisionError):
+        run_command(lambda: 1 // 0)
 
 
 def test_progress_line() -> None:
-    assert progress_line("train", 50, 200, 10.0, tokens=4000, loss=2.31234) == \
-        "train: 50/200, 25 %, 400 tokens/s, ETA 30s, loss 2.312"
-    assert progress_line("train", 0, 0, 0.0, tokens=0) == "train: 0/0, 0 %"
-    assert [duration(s) for s in (45.2, 200, 7500)] == ["45s", "3m20s", "2h05m"]
+    stream = io.StringIO()
+    progress = Progress(1000, "tokens", "train", already=500, every=0.0, stream=stream)
+    progress.update(250, "loss 2.0")
+    assert "750/1,000 tokens" in stream.getvalue()
+    assert progress.line(10.0, "loss 2.0") == "train:   75 %  750/1,000 tokens  25.0/s  ETA 0:10  loss 2.0"
+    assert duration(4000) == "1:06:40"
+    assert duration(75) == "1:15"
