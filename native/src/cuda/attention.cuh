@@ -1,0 +1,96 @@
+// What both attention kernels share: one request's extent, the cut of its keys into splits, paging, mask bits, partial results.
+#pragma once
+#include "eyas/cuda_api.h"
+#include "mma.cuh"
+
+namespace eyas {
+
+constexpr float kNoMax = -1e30f;      // reference maximum before any key was seen; finite, so differences stay defined
+constexpr float kLazyMax = 8.f;       // scores may exceed the reference by 2^8 before the accumulators are rescaled
+constexpr float kLn2 = 0.69314718056f;
+constexpr int kDeviceSmem = 101376;   // bytes a block may have on sm_86, 89, 120; larger chips use more if told
+
+struct AttnParams {
+  eyas_attn a;
+  float scale_log2;   // softmax scale * log2(e) * k_scale
+  __half *part_out;   // [splits, batch * max_tree * Hq, Dv], each row divided by its largest magnitude
+  float2 *part_stat;  // [splits, batch * max_tree * Hq]: base-2 log-sum-exp, and that magnitude
+};
+
+struct Request {
+  int first_query, num_queries, kv_len, prefix;
+};
+
+__device__ __forceinline__ Request load_request(const eyas_attn &a, int b) {
+  Request r;
+  r.first_query = a.q_start ? a.q_start[b] : b * a.max_tree;
+  r.num_queries = a.q_start ? a.q_start[b + 1] - r.first_query : a.max_tree;
+  r.kv_len = (int)a.seq_lens[b] + (a.seq_lens_are_prefix ? r.num_queries : 0);
+  r.prefix = r.kv_len - r.num_queries;
+  return r;
+}
+
+struct Span {
+  int first, count;  // tiles of this split
+  int active;        // splits of this request that have any
+};
+
+// Tiles of `split`. Real lengths are read on the device, so a captured graph serves any lengths; short requests use fewer splits.
+__device__ __forceinline__ Span split_span(const eyas_attn &a, const Request &r, int tile, int split) {
+  const int begin = a.window > 0 ? max(0, r.prefix - a.window + 1) / tile : 0;
+  const int tiles = (r.kv_len + tile - 1) / tile - begin;
+  const int per = max((tiles + a.num_splits - 1) / a.num_splits, a.groups);
+  Span s;
+  s.active = (tiles + per - 1) / per;
+  s.first = begin + split * per;
+  s.count = min(per, tiles - split * per);
+  return s;
+}
+
+// Element offset of token `pos` of the request whose index entries start at `index`.
+__device__ __forceinline__ int64_t token_offset(const eyas_attn &a, const int32_t *index, int pos) {
+  if (a.page_size == 1) return (int64_t)index[pos] * a.kv_stride_token;
+  const int page = pos / a.page_size;
+  return (int64_t)index[page] * a.kv_stride_page + (int64_t)(pos - page * a.page_size) * a.kv_stride_token;
+}
+
+__device__ __forceinline__ const int32_t *request_index(const eyas_attn &a, int b) {
+  if (a.index_start) return a.kv_index + a.index_start[b];
+  return a.kv_index + (a.index_rows ? a.index_rows[b] : b) * a.index_stride;
+}
+
+// Which of the 16 keys from `key` on query `t` may see, bit i for key + i.
+__device__ __forceinline__ uint32_t visible16(const eyas_attn &a, const Request &r, int b, int t, int key) {
+  const int c = key - r.prefix;  // tree slot of the first key
+  uint32_t bits = 0xffffu;
+  t = min(t, r.num_queries - 1);
+  if (c > -16) {
+    if (a.mask) {
+      const uint32_t *row = a.mask + b * a.mask_stride_batch + (int64_t)t * a.mask_words;
+      const int w = c >> 5;
+      const uint32_t lo = w < 0 ? ~0u : w < a.mask_words ? row[w] : 0u;
+      const uint32_t hi = w + 1 < a.mask_words ? row[w + 1] : 0u;
+      bits = __funnelshift_r(lo, hi, c & 31) & 0xffffu;
+    } else {
+      bits = 0xffffu >> min(max(15 - (t - c), 0), 16);
+    }
+    bits &= (1u << min(max(r.num_queries - c, 0), 16)) - 1u;
+  }
+  if (a.window > 0) {
+    const int64_t low = a.positions[r.first_query + t] - a.window;
+    for (int i = 0; i < 16; ++i) {
+      const int n = key + i;
+      if (n >= r.kv_len) break;
+      const int64_t at = n < r.prefix ? n : a.positions[r.first_query + n - r.prefix];
+      if (at <= low) bits &= ~(1u << i);
+    }
+  }
+  return bits;
+}
+
+// Whether any query of the request needs a mask for keys [key, key + count).
+__device__ __forceinline__ bool needs_mask(const eyas_attn &a, int kv_len, int prefix, int key, int count) {
+  return key + count > prefix || (a.window > 0 && key < kv_len - a.window);
+}
+
+}  // namespace eyas

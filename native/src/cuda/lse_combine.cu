@@ -1,0 +1,134 @@
+// Merging attention results over disjoint keys by their log-sum-exp: the splits of a launch, and callers' own partial results.
+#include "host.h"
+
+namespace eyas {
+
+__device__ __forceinline__ float warp_max(float x) {
+  for (int i = 16; i > 0; i /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, i));
+  return x;
+}
+__device__ __forceinline__ float warp_sum(float x) {
+  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+  return x;
+}
+
+// One warp per row of query and head; a lane holds 4 neighbouring components per 128.
+template <class T, int D> __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ AttnParams p, int tile) {
+  constexpr int kVec = (D / 4 + 31) / 32;
+  const eyas_attn &a = p.a;
+  const int64_t rows = (int64_t)a.batch * a.max_tree * a.num_q_heads;
+  const int64_t row = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
+  if (row >= rows) return;
+  const int lane = threadIdx.x % 32, b = row / (a.max_tree * a.num_q_heads), h = row % a.num_q_heads;
+  const int t = row / a.num_q_heads % a.max_tree;
+  const Request r = load_request(a, b);
+  if (t >= r.num_queries) return;
+  const int active = split_span(a, r, tile, 0).active;
+  wait_previous();
+
+  float top = -INFINITY, total = 0.f;
+  for (int s = lane; s < active; s += 32) top = fmaxf(top, p.part_stat[s * rows + row].x);
+  top = warp_max(top);
+  const float ref = top == -INFINITY ? 0.f : top;
+  for (int s = lane; s < active; s += 32) total += exp2f(p.part_stat[s * rows + row].x - ref);
+  total = warp_sum(total);
+
+  float acc[kVec][4] = {};
+  for (int s0 = 0; s0 < active; s0 += 32) {
+    float weight = 0.f;
+    if (s0 + lane < active) {
+      const float2 st = p.part_stat[(s0 + lane) * rows + row];
+      weight = exp2f(st.x - ref) * st.y;
+    }
+    const int n = min(32, active - s0);
+#pragma unroll 8
+    for (int s = 0; s < n; ++s) {
+      const float w = __shfl_sync(0xffffffffu, weight, s);
+      const __half *src = p.part_out + ((s0 + s) * rows + row) * D;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const int c = 4 * (lane + 32 * i);
+        if (D % 128 != 0 && c >= D) continue;
+        const uint2 x = *(const uint2 *)(src + c);
+        const float2 lo = Math<Fp16>::unpack(x.x), hi = Math<Fp16>::unpack(x.y);
+        acc[i][0] += w * lo.x, acc[i][1] += w * lo.y, acc[i][2] += w * hi.x, acc[i][3] += w * hi.y;
+      }
+    }
+  }
+  const float f = total > 0.f ? a.v_scale / total : 0.f;
+  uint16_t *out = (uint16_t *)a.out + (r.first_query + t) * a.out_stride_token + h * a.out_stride_head;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    const int c = 4 * (lane + 32 * i);
+    if (D % 128 != 0 && c >= D) continue;
+    ((uint32_t *)(out + c))[0] = Math<T>::pack(acc[i][0] * f, acc[i][1] * f);
+    ((uint32_t *)(out + c))[1] = Math<T>::pack(acc[i][2] * f, acc[i][3] * f);
+  }
+  if (a.lse && lane == 0)
+    a.lse[(int64_t)(r.first_query + t) * a.num_q_heads + h] = total > 0.f ? (ref + log2f(total)) * kLn2 : -INFINITY;
+}
+
+template <class T, int D> int launch_typed(const AttnParams &p, int tile) {
+  cudaLaunchConfig_t config = {};
+  const int64_t rows = (int64_t)p.a.batch * p.a.max_tree * p.a.num_q_heads;
+  config.gridDim = dim3((unsigned)((rows + 7) / 8));
+  config.blockDim = dim3(256);
+  config.stream = (cudaStream_t)p.a.stream;
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &early;
+  config.numAttrs = p.a.flags & 1;
+  return (int)cudaLaunchKernelEx(&config, combine_kernel<T, D>, p, tile);
+}
+
+int launch_combine(const AttnParams &p, int dv, int tile) {
+  const bool bf16 = p.a.q_dtype == EYAS_BF16;
+  switch (dv) {
+    case 64: return bf16 ? launch_typed<Bf16, 64>(p, tile) : launch_typed<Fp16, 64>(p, tile);
+    case 96: return bf16 ? launch_typed<Bf16, 96>(p, tile) : launch_typed<Fp16, 96>(p, tile);
+    case 128: return bf16 ? launch_typed<Bf16, 128>(p, tile) : launch_typed<Fp16, 128>(p, tile);
+    case 192: return bf16 ? launch_typed<Bf16, 192>(p, tile) : launch_typed<Fp16, 192>(p, tile);
+    case 256: return bf16 ? launch_typed<Bf16, 256>(p, tile) : launch_typed<Fp16, 256>(p, tile);
+    case 512: return bf16 ? launch_typed<Bf16, 512>(p, tile) : launch_typed<Fp16, 512>(p, tile);
+    default: return EYAS_BAD_HEAD_DIM;
+  }
+}
+
+template <class T> __global__ void merge_kernel(const uint16_t *outs, const float *lses, uint16_t *out, float *lse, int n,
+                                                int64_t rows, int dim) {
+  const int64_t row = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (row >= rows) return;
+  const int lane = threadIdx.x % 32;
+  float top = -INFINITY, total = 0.f;
+  for (int i = 0; i < n; ++i) top = fmaxf(top, lses[i * rows + row]);
+  const float ref = top == -INFINITY ? 0.f : top;
+  for (int i = 0; i < n; ++i) total += expf(lses[i * rows + row] - ref);
+  for (int c = 2 * lane; c < dim; c += 64) {
+    float x = 0.f, y = 0.f;
+    for (int i = 0; i < n; ++i) {
+      const float w = expf(lses[i * rows + row] - ref);
+      if (w == 0.f) continue;  // a part without keys may hold anything
+      const float2 v = Math<T>::unpack(*(const uint32_t *)(outs + (i * rows + row) * dim + c));
+      x += w * v.x, y += w * v.y;
+    }
+    const float f = total > 0.f ? 1.f / total : 0.f;
+    *(uint32_t *)(out + row * dim + c) = Math<T>::pack(x * f, y * f);
+  }
+  if (lse && lane == 0) lse[row] = total > 0.f ? ref + logf(total) : -INFINITY;
+}
+
+}  // namespace eyas
+
+extern "C" int eyas_lse_combine(const void *outs, const float *lses, void *out, float *lse, int n, int64_t rows,
+                                int head_dim, int dtype, void *stream) {
+  using namespace eyas;
+  if (!outs || !lses || !out) return EYAS_BAD_POINTER;
+  if (dtype != EYAS_BF16 && dtype != EYAS_FP16) return EYAS_BAD_DTYPE;
+  if (head_dim < 2 || head_dim % 2) return EYAS_BAD_HEAD_DIM;
+  if (n < 1 || rows < 1 || rows > (int64_t)1 << 33) return EYAS_BAD_BATCH;
+  const unsigned blocks = (unsigned)((rows + 7) / 8);
+  auto kernel = dtype == EYAS_BF16 ? merge_kernel<Bf16> : merge_kernel<Fp16>;
+  kernel<<<blocks, 256, 0, (cudaStream_t)stream>>>((const uint16_t *)outs, lses, (uint16_t *)out, lse, n, rows, head_dim);
+  return (int)cudaGetLastError();
+}

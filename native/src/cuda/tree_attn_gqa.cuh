@@ -1,0 +1,287 @@
+// Grouped-query attention of a draft tree. One block serves one KV head of one request, one tile of packed rows
+// (row = tree node * heads per KV head + head) and one split of the keys.
+//
+// A block is `groups` groups of WR warps. All groups hold the same rows; each walks every groups-th tile of keys through its
+// own cp.async ring, so that a group waits for its own bytes only, and the groups' results are merged in shared memory at
+// the end. Queries live in registers. The running maximum is a lazy reference: accumulators are rescaled only when a score
+// exceeds it by 2^8, so a usual tile needs one vote and no shuffle.
+#pragma once
+#include "attention.cuh"
+
+namespace eyas {
+
+// MI: 16-row tiles per warp. WR: row warps per group. BN: keys per tile. QREG: 16-component steps of the queries kept in
+// registers, the rest is read from shared memory again for every 16 keys.
+template <bool E4M3, int D_, int MI_, int WR_, int BN_, int QREG_ = D_ / 16> struct GqaTile {
+  static constexpr int D = D_, MI = MI_, WR = WR_, BN = BN_, QREG = QREG_;
+  static constexpr int BM = WR * MI * 16, GT = WR * 32;
+  static constexpr int ROW = E4M3 ? D : 2 * D;         // bytes of one key
+  static constexpr int CHUNKS = ROW / 16, QCHUNKS = D / 8;
+  static constexpr int STAGE = 2 * BN * ROW;           // keys, then values
+  static constexpr int Q_BYTES = BM * D * 2;
+  static constexpr int smem_bytes(int groups, int stages) {
+    const int ring = Q_BYTES + groups * stages * (STAGE + BN * 8);
+    const int merge = (groups - 1) * GT * (MI * D / 8 * 16 + MI * 16);
+    return ring > merge ? ring : merge;
+  }
+};
+
+template <class T, bool E4M3, class Tile> struct GqaBlock {
+  static constexpr int D = Tile::D, MI = Tile::MI, BN = Tile::BN, GT = Tile::GT, NT = D / 8, KS = D / 16;
+  using M = Math<T>;
+
+  const AttnParams &p;
+  const eyas_attn &a;
+  int kv_len, prefix;
+  int row0, lane, warp, gtid, group;
+  const int32_t *index;
+  uint32_t q_smem, stage_smem;
+  int64_t *ring;
+  uint32_t q[MI][Tile::QREG][4];
+  float o[MI][NT][4];
+  float ref[MI * 2], sum[MI * 2];  // reference maximum (base-2 score), this thread's part of the denominator
+
+  __device__ __forceinline__ GqaBlock(const AttnParams &params) : p(params), a(params.a) {}
+
+  // Rows of this thread: i = 2 * mi + half.
+  __device__ __forceinline__ int row_of(int i) const {
+    return row0 + warp * MI * 16 + (i >> 1) * 16 + (i & 1) * 8 + (lane >> 2);
+  }
+
+  __device__ __forceinline__ void load_queries(char *smem, const Request &r, int head) {
+    const int per = a.num_q_heads / a.num_kv_heads, rows = r.num_queries * per;
+    for (int i = threadIdx.x; i < Tile::BM * KS; i += blockDim.x) {
+      const int row = i / KS, ks = i % KS, g = row0 + row;
+      const uint16_t *src = (const uint16_t *)a.q + (int64_t)(r.first_query + g / per) * a.q_stride_token +
+                            (int64_t)(head * per + g % per) * a.q_stride_head + ks * 16;
+      char *dst = smem + row * D * 2;
+      char *lo = dst + swizzle<Tile::QCHUNKS>(row, 2 * ks) * 16, *hi = dst + swizzle<Tile::QCHUNKS>(row, 2 * ks + 1) * 16;
+      if constexpr (!E4M3) {
+        copy16(smem_address(lo), g < rows ? src : (const uint16_t *)a.q, g < rows);
+        copy16(smem_address(hi), g < rows ? src + 8 : (const uint16_t *)a.q, g < rows);
+      } else {  // the order in which from_e4m3 delivers a key's 16 components
+        uint4 x = make_uint4(0, 0, 0, 0), y = x;
+        if (g < rows) x = ((const uint4 *)src)[0], y = ((const uint4 *)src)[1];
+        *(uint4 *)lo = make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x5410),
+                                  __byte_perm(y.x, y.y, 0x5410), __byte_perm(y.z, y.w, 0x5410));
+        *(uint4 *)hi = make_uint4(__byte_perm(x.x, x.y, 0x7632), __byte_perm(x.z, x.w, 0x7632),
+                                  __byte_perm(y.x, y.y, 0x7632), __byte_perm(y.z, y.w, 0x7632));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void read_query(uint32_t (&to)[4], int mi, int ks) const {
+    const int row = (warp * MI + mi) * 16 + (lane & 15);
+    ldmatrix4(to, q_smem + row * D * 2 + swizzle<Tile::QCHUNKS>(row, 2 * ks + (lane >> 4)) * 16);
+  }
+  __device__ __forceinline__ void read_queries() {
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi)
+#pragma unroll
+      for (int ks = 0; ks < Tile::QREG; ++ks) read_query(q[mi][ks], mi, ks);
+  }
+  // Copies step ks of the queries to `to`, from registers where they are kept.
+  __device__ __forceinline__ void query(uint32_t (&to)[MI][4], int ks) const {
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi) {
+      if (ks < Tile::QREG) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[mi][i] = q[mi][ks < Tile::QREG ? ks : 0][i];
+      } else {
+        read_query(to[mi], mi, ks);
+      }
+    }
+  }
+
+  // Byte offset of key `pos` of this block's head in the caches, -1 past the end.
+  __device__ __forceinline__ int64_t ring_entry(int pos) const {
+    if (pos >= kv_len) return -1;
+    const int64_t head = (int64_t)(blockIdx.x / (gridDim.x / a.num_kv_heads)) * a.kv_stride_head;
+    return (token_offset(a, index, pos) + head) * (E4M3 ? 1 : 2);
+  }
+
+  __device__ __forceinline__ void issue(int stage) {
+    constexpr int kTotal = BN * Tile::CHUNKS;
+    const uint32_t base = stage_smem + stage * Tile::STAGE;
+#pragma unroll 4
+    for (int i = 0; i < (kTotal + GT - 1) / GT; ++i) {
+      const int c = gtid + i * GT;
+      if (kTotal % GT != 0 && c >= kTotal) break;
+      const int row = c / Tile::CHUNKS, col = c % Tile::CHUNKS;
+      const int64_t at = ring[stage * BN + row];
+      const int64_t bytes = (at < 0 ? 0 : at) + col * 16;
+      const uint32_t dst = base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, col) * 16;
+      copy16(dst, (const char *)a.k + bytes, at >= 0);
+      copy16(dst + BN * Tile::ROW, (const char *)a.v + bytes, at >= 0);
+    }
+  }
+
+  // Scores of 16 keys (rows tok.. of the stage) for all rows of the warp.
+  __device__ __forceinline__ void scores(float (&s)[MI][2][4], uint32_t base, int tok) {
+#pragma unroll
+    for (int mi = 0; mi < MI; ++mi)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[mi][n][e] = 0.f;
+    if constexpr (!E4M3) {
+      const int row = tok + ((lane >> 4) & 1) * 8 + (lane & 7), c = (lane >> 3) & 1;
+#pragma unroll
+      for (int ks = 0; ks < KS; ++ks) {
+        uint32_t kb[4], qa[MI][4];
+        ldmatrix4(kb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, 2 * ks + c) * 16);
+        query(qa, ks);
+#pragma unroll
+        for (int mi = 0; mi < MI; ++mi) {
+          M::mma(s[mi][0], qa[mi], kb[0], kb[1]);
+          M::mma(s[mi][1], qa[mi], kb[2], kb[3]);
+        }
+      }
+    } else {
+      const int row = tok + ((lane >> 3) & 1) * 8 + (lane & 7), c = lane >> 4;
+#pragma unroll
+      for (int ks = 0; ks < KS; ks += 2) {
+        uint32_t kb[4];
+        ldmatrix4(kb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, ks + c) * 16);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          uint32_t qa[MI][4];
+          query(qa, ks + j);
+#pragma unroll
+          for (int n = 0; n < 2; ++n) {
+            const uint32_t w = kb[2 * j + n], b0 = M::from_e4m3(w << 8), b1 = M::from_e4m3(w);
+#pragma unroll
+            for (int mi = 0; mi < MI; ++mi) M::mma(s[mi][n], qa[mi], b0, b1);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void apply_mask(float (&s)[MI][2][4], int key) {
+    const int per = a.num_q_heads / a.num_kv_heads;
+    const Request r = load_request(a, blockIdx.z);
+#pragma unroll
+    for (int i = 0; i < 2 * MI; ++i) {
+      const uint32_t bits = visible16(a, r, blockIdx.z, row_of(i) / per, key) >> (2 * (lane & 3));
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (!((bits >> (8 * n + e)) & 1)) s[i >> 1][n][2 * (i & 1) + e] = -INFINITY;
+    }
+  }
+
+  // Raises the reference where a score has outgrown it. Rare, and the same for all lanes of the warp.
+  __device__ __forceinline__ void raise_reference(const float (&largest)[MI * 2]) {
+#pragma unroll
+    for (int i = 0; i < 2 * MI; ++i) {
+      const float now = fmaxf(ref[i], quad_max(largest[i]) * p.scale_log2), f = exp2_fast(ref[i] - now);
+      ref[i] = now;
+      sum[i] *= f;
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        o[i >> 1][n][2 * (i & 1)] *= f;
+        o[i >> 1][n][2 * (i & 1) + 1] *= f;
+      }
+    }
+  }
+
+  // Scores to probabilities relative to the reference, packed as the A operand of the second product.
+  __device__ __forceinline__ void soften(float (&s)[MI][2][4], uint32_t (&pa)[MI][4]) {
+    float largest[MI * 2], over = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 2 * MI; ++i) {
+      const int mi = i >> 1, h = 2 * (i & 1);
+      largest[i] = fmaxf(fmaxf(s[mi][0][h], s[mi][0][h + 1]), fmaxf(s[mi][1][h], s[mi][1][h + 1]));
+      over = fmaxf(over, fmaf(largest[i], p.scale_log2, -ref[i]));
+    }
+    if (__any_sync(0xffffffffu, over > kLazyMax)) raise_reference(largest);
+#pragma unroll
+    for (int i = 0; i < 2 * MI; ++i) {
+      const int mi = i >> 1, h = i & 1;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float x = exp2_fast(fmaf(s[mi][n][2 * h], p.scale_log2, -ref[i]));
+        const float y = exp2_fast(fmaf(s[mi][n][2 * h + 1], p.scale_log2, -ref[i]));
+        sum[i] += x + y;
+        pa[mi][2 * n + h] = M::pack(x, y);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_values(const uint32_t (&pa)[MI][4], uint32_t base, int tok) {
+    const int row = tok + ((lane >> 3) & 1) * 8 + (lane & 7), c = lane >> 4;
+    if constexpr (!E4M3) {
+#pragma unroll
+      for (int j = 0; j < NT; j += 2) {
+        uint32_t vb[4];
+        ldmatrix4_trans(vb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, j + c) * 16);
+#pragma unroll
+        for (int mi = 0; mi < MI; ++mi) {
+          M::mma(o[mi][j], pa[mi], vb[0], vb[1]);
+          M::mma(o[mi][j + 1], pa[mi], vb[2], vb[3]);
+        }
+      }
+    } else {  // 16 components as two tiles: the even ones, then the odd ones
+#pragma unroll
+      for (int j = 0; j < KS; j += 2) {
+        uint32_t vb[4];
+        ldmatrix4_trans(vb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, j + c) * 16);
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          const uint32_t even0 = M::from_e4m3(vb[2 * x] << 8), even1 = M::from_e4m3(vb[2 * x + 1] << 8);
+          const uint32_t odd0 = M::from_e4m3(vb[2 * x]), odd1 = M::from_e4m3(vb[2 * x + 1]);
+#pragma unroll
+          for (int mi = 0; mi < MI; ++mi) {
+            M::mma(o[mi][2 * (j + x)], pa[mi], even0, even1);
+            M::mma(o[mi][2 * (j + x) + 1], pa[mi], odd0, odd1);
+          }
+        }
+      }
+    }
+  }
+
+  template <bool MASKED> __device__ __forceinline__ void consume(uint32_t base, int key) {
+#pragma unroll 1
+    for (int tok = 0; tok < BN; tok += 16) {
+      float s[MI][2][4];
+      uint32_t pa[MI][4];
+      scores(s, base, tok);
+      if constexpr (MASKED) apply_mask(s, key + tok);
+      soften(s, pa);
+      add_values(pa, base + BN * Tile::ROW, tok);
+    }
+  }
+
+  __device__ __forceinline__ void walk(const Span &span, int groups, int stages) {
+    const int mine = (span.count - group + groups - 1) / groups;  // tiles of this group
+    const int first = (span.first + group) * BN, step = groups * BN;
+    for (int i = 0; i < stages - 1; ++i) {
+      if (i < mine) issue(i);
+      copy_commit();
+    }
+    copy_wait_for(stages - 1);
+    __syncthreads();  // the queries have arrived
+    read_queries();
+    int stage = 0, ahead = stages - 1;
+    for (int i = 0; i < mine; ++i) {
+      copy_wait_for(stages - 2);
+      group_barrier(1 + group, GT);
+      if (i + stages - 1 < mine) issue(ahead);
+      copy_commit();
+      const bool more = gtid < BN && i + stages < mine;
+      int64_t next = 0;
+      if (more) next = ring_entry(first + (i + stages) * step + gtid);
+      const int key = first + i * step;
+      const uint32_t base = stage_smem + stage * Tile::STAGE;
+      if (needs_mask(a, kv_len, prefix, key, BN)) consume<true>(base, key);
+      else consume<false>(base, key);
+      if (more) ring[stage * BN + gtid] = next;
+      ahead = stage;
+      stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+  }
+};
+
+}  // namespace eyas
