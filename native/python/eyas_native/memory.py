@@ -1,0 +1,100 @@
+"""Rows into and inside a KV pool, and the gather of several layers' hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eyas_native import _C
+from eyas_native.arrays import View, optional, target, view
+from eyas_native.errors import ArgumentError
+
+_NORMS = {"none": 0, "source": 1, "whole": 2}
+
+
+def kv_write(k: Any, v: Any, k_buffer: Any, v_buffer: Any, loc: Any) -> None:
+    """k_buffer[loc] = k and v_buffer[loc] = v, converted to the buffers' dtype.
+
+    Args:
+        k: [N, Hkv, D] and v: [N, Hkv, Dv], float32, bfloat16 or float16, the last axis contiguous.
+        k_buffer: [S, Hkv, D] and v_buffer: [S, Hkv, Dv], the last axis contiguous.
+        loc: i64 [N], slots.
+
+    Raises:
+        ArgumentError: shapes, dtypes, strides, or a slot outside the pool; then nothing has been written.
+    """
+    _C.kv_write(
+        view(k, "k"), view(v, "v"), target(k_buffer, "k_buffer"), target(v_buffer, "v_buffer"), view(loc, "loc")
+    )
+
+
+def kv_move(buffers: Any, tgt_loc: Any, src_loc: Any, *, strides: Any = None) -> None:
+    """In every buffer, slot tgt_loc[i] becomes what slot src_loc[i] was before the call. Safe for overlapping slots.
+
+    Args:
+        buffers: list of [S, ...] arrays with contiguous rows (the K and V buffers of all layers), or, with strides, the
+            addresses of such buffers as u64 [n].
+        tgt_loc, src_loc: i64 [N].
+        strides: None, or u64 [n]: bytes of one slot of each buffer, all of which are moved. With addresses the pool's
+            end is unknown, so only negative slots are refused.
+
+    Raises:
+        ArgumentError: shapes, dtypes, or a slot outside the pool; then nothing has been moved.
+    """
+    if strides is not None:
+        widths = [int(width) for width in strides]
+        _C.kv_move([int(address) for address in buffers], widths, widths, -1, view(tgt_loc, "tgt_loc"), view(src_loc, "src_loc"))
+        return
+    views = [target(buffer, f"buffers[{i}]") for i, buffer in enumerate(buffers)]
+    rows = [_row(shape, f"buffers[{i}]", buffer) for i, (shape, buffer) in enumerate(zip(views, buffers, strict=True))]
+    slots = min((shape[2][0] for shape in views), default=0)
+    _C.kv_move(
+        [shape[0] for shape in views],
+        [stride for stride, _ in rows],
+        [width for _, width in rows],
+        slots,
+        view(tgt_loc, "tgt_loc"),
+        view(src_loc, "src_loc"),
+    )
+
+
+def _row(shape: View, name: str, buffer: Any) -> tuple[int, int]:
+    """Bytes from one slot to the next, and bytes of one slot."""
+    size, elements = int(buffer.itemsize), 1
+    for extent, stride in zip(reversed(shape[2][1:]), reversed(shape[3][1:]), strict=True):
+        if extent > 1 and stride != elements:
+            raise ArgumentError(name, "slots with gaps inside", "each slot contiguous", "Pass the pool's own buffer.")
+        elements *= extent
+    if len(shape[2]) < 1:
+        raise ArgumentError(name, "no axis", "[S, ...]", "Pass the pool's own buffer.")
+    return shape[3][0] * size, elements * size
+
+
+def hidden_gather(
+    sources: Sequence[Any],
+    index: Any,
+    out: Any,
+    *,
+    norm: str = "none",
+    weight: Any = None,
+    eps: float = 1e-6,
+) -> None:
+    """out[t] = the rows index[t] of all K sources side by side, optionally normalised.
+
+    Args:
+        sources: K arrays [N, H] of one dtype, rows contiguous: the aux hidden states of K layers.
+        index: i64 or i32 [T], or None for all rows in order (T = N).
+        out: [T, K * H], float32, bfloat16 or float16, rows contiguous.
+        norm: "none", "source" (RMSNorm of each source's row) or "whole" (one RMSNorm over K * H).
+        weight: [K * H] of the sources' dtype, with a norm.
+        eps: of the norm.
+
+    Raises:
+        ArgumentError: shapes, dtypes, strides, or an index outside the sources; then nothing has been written.
+    """
+    if norm not in _NORMS:
+        raise ArgumentError("norm", repr(norm), "one of " + ", ".join(_NORMS), "Choose one of them.")
+    views = [view(source, f"sources[{i}]") for i, source in enumerate(sources)]
+    _C.hidden_gather(
+        views, optional(index, "index"), target(out, "out"), _NORMS[norm], optional(weight, "weight"), eps
+    )

@@ -1,0 +1,128 @@
+// Attention over a KV pool: cuts a call into units, runs them on all threads, joins the chunks in order.
+#include "attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "convert.h"
+#include "threads.h"
+
+namespace eyas::cpu {
+namespace {
+
+struct Plan {
+  std::vector<Unit> units;
+  std::vector<int64_t> first_piece;  // of each unit, when chunks are spread over threads; one entry more than units
+};
+
+Plan make_plan(const eyas_cpu_attention& a, const std::vector<Request>& requests) {
+  const int64_t group = a.num_q_heads / a.num_kv_heads;
+  Plan plan;
+  plan.first_piece.push_back(0);
+  for (const Request& request : requests) {
+    const int64_t rows = request.length * group;
+    for (int64_t first = 0; first < rows; first += kMaxRows)
+      for (int64_t head = 0; head < a.num_kv_heads; ++head) {
+        const int64_t count = std::min(kMaxRows, rows - first);
+        const bool all = !request.causal || request.tree_mask != nullptr;
+        int64_t keys = request.prefix + (all ? request.length : (first + count - 1) / group + 1);
+        if (a.extend_lens == nullptr) keys = request.prefix;
+        const int64_t chunks = (keys + kChunk - 1) / kChunk;
+        plan.units.push_back({&request, head, first, count, chunks});
+        plan.first_piece.push_back(plan.first_piece.back() + chunks);
+      }
+  }
+  return plan;
+}
+
+class Workspace {
+ public:
+  Partial take(int64_t rows, int64_t padded) {
+    states_.resize(std::max<std::size_t>(states_.size(), static_cast<std::size_t>(rows)));
+    out_.resize(std::max<std::size_t>(out_.size(), static_cast<std::size_t>(rows * padded)));
+    return {states_.data(), out_.data()};
+  }
+
+ private:
+  std::vector<RowState> states_;
+  std::vector<float> out_;
+};
+
+void join_rows(const Kernels& kernels, const Partial& total, const Partial& part, int64_t rows, int64_t padded) {
+  for (int64_t r = 0; r < rows; ++r)
+    kernels.join(total.states + r, total.out + r * padded, part.states + r, part.out + r * padded, padded);
+}
+
+void store(const eyas_cpu_attention& a, const Kernels& kernels, const Unit& unit, const Partial& total) {
+  const int64_t group = a.num_q_heads / a.num_kv_heads, padded = padded_width(a.v_head_dim);
+  for (int64_t r = 0; r < unit.rows; ++r) {
+    const int64_t token = unit.request->first_query + (unit.first_row + r) / group;
+    const int64_t head = unit.kv_head * group + (unit.first_row + r) % group;
+    const RowState& state = total.states[r];
+    const bool empty = state.sum == 0.0f;  // no key at all: zeros
+    uint8_t* out = static_cast<uint8_t*>(a.out) +
+                   dtype_bytes(a.q_dtype) * (token * a.out_stride_token + head * a.out_stride_head);
+    kernels.store_row(a.q_dtype, total.out + r * padded, empty ? 1.0f : state.sum, a.v_head_dim, out);
+    if (a.lse != nullptr) a.lse[token * a.num_q_heads + head] = empty ? -INFINITY : state.max + std::log(state.sum);
+  }
+}
+
+// Enough units to keep all threads busy: each runs all its chunks.
+void run_whole(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& plan) {
+  const int64_t padded = padded_width(a.v_head_dim);
+  parallel_for(static_cast<int64_t>(plan.units.size()), [&](int64_t i) {
+    thread_local Workspace totals, parts;
+    const Unit& unit = plan.units[static_cast<std::size_t>(i)];
+    const Partial total = totals.take(kMaxRows, padded), part = parts.take(kMaxRows, padded);
+    clear(total, unit.rows, padded);
+    for (int64_t chunk = 0; chunk < unit.chunks; ++chunk) {
+      clear(part, unit.rows, padded);
+      attend_chunk(a, kernels, unit, chunk, part);
+      join_rows(kernels, total, part, unit.rows, padded);
+    }
+    store(a, kernels, unit, total);
+  });
+}
+
+// Few units with many keys (decode of few requests): chunks run apart and are joined afterwards, in the same order.
+void run_split(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& plan) {
+  thread_local Workspace workspace;
+  const int64_t padded = padded_width(a.v_head_dim), pieces = plan.first_piece.back();
+  const Partial all = workspace.take(pieces * kMaxRows, padded);
+  const auto piece_at = [&](int64_t piece) {
+    return Partial{all.states + piece * kMaxRows, all.out + piece * kMaxRows * padded};
+  };
+  parallel_for(pieces, [&](int64_t piece) {
+    const auto after = std::upper_bound(plan.first_piece.begin(), plan.first_piece.end(), piece);
+    const auto i = static_cast<std::size_t>(after - plan.first_piece.begin() - 1);
+    clear(piece_at(piece), plan.units[i].rows, padded);
+    attend_chunk(a, kernels, plan.units[i], piece - plan.first_piece[i], piece_at(piece));
+  });
+  thread_local Workspace totals;
+  for (std::size_t i = 0; i < plan.units.size(); ++i) {
+    const Unit& unit = plan.units[i];
+    const Partial total = totals.take(kMaxRows, padded);
+    clear(total, unit.rows, padded);
+    for (int64_t piece = plan.first_piece[i]; piece < plan.first_piece[i + 1]; ++piece)
+      join_rows(kernels, total, piece_at(piece), unit.rows, padded);
+    store(a, kernels, unit, total);
+  }
+}
+
+}  // namespace
+}  // namespace eyas::cpu
+
+extern "C" int32_t eyas_cpu_attention_run(const eyas_cpu_attention* attention) {
+  using namespace eyas::cpu;
+  return guarded([&] {
+    check_struct(attention, "attention");
+    const Kernels& chosen = kernels();
+    const std::vector<Request> requests = read_requests(*attention);
+    const Plan plan = make_plan(*attention, requests);
+    const bool few = static_cast<int64_t>(plan.units.size()) < 4 * num_threads() && num_threads() > 1;
+    if (few && plan.first_piece.back() > static_cast<int64_t>(plan.units.size()))
+      run_split(*attention, chosen, plan);
+    else
+      run_whole(*attention, chosen, plan);
+  });
+}

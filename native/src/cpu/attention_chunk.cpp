@@ -1,0 +1,202 @@
+// The work of attention: one unit's rows against one chunk of keys.
+#include <algorithm>
+#include <cfloat>
+#include <cstring>
+
+#include "attention.h"
+#include "convert.h"
+
+namespace eyas::cpu {
+namespace {
+
+// Grows, never shrinks: after the first calls no allocation happens. One per thread.
+struct Scratch {
+  std::vector<float> queries, keys, values, scores, tree_scores, tree_values;
+  std::vector<uint32_t> query_pairs, key_pairs;
+  std::vector<const void*> rows;
+  std::vector<const float*> seen_values;
+};
+
+template <class T>
+T* room(std::vector<T>& buffer, int64_t size) {
+  if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(static_cast<std::size_t>(size));
+  return buffer.data();
+}
+
+struct Row {
+  int64_t first, last;  // ranks it sees: [first, last)
+  const int32_t* seen;  // tree columns at ranks prefix, prefix + 1, ...; or null
+};
+
+class Chunk {
+ public:
+  Chunk(const eyas_cpu_attention& a, const Kernels& kernels, const Unit& unit, Scratch& scratch)
+      : a_(a), kernels_(kernels), unit_(unit), request_(*unit.request), scratch_(scratch),
+        group_(a.num_q_heads / a.num_kv_heads), padded_(padded_width(a.v_head_dim)),
+        pairs_(kernels.gemm_pairs != nullptr && a.q_dtype == EYAS_CPU_BF16 && a.kv_dtype == EYAS_CPU_BF16) {
+    read_rows();
+    load_queries();
+  }
+
+  void run(int64_t chunk, const Partial& result) {
+    const int64_t chunk_end = std::min((chunk + 1) * kChunk, last_);
+    if (request_.tree_mask != nullptr && chunk_end > request_.prefix) load_tree();
+    for (int64_t start = chunk * kChunk; start < chunk_end; start += kBlock)
+      if (start + kBlock > first_) step(start, result);
+  }
+
+ private:
+  int64_t query_of(int64_t row) const { return (unit_.first_row + row) / group_; }
+
+  void read_rows() {
+    first_ = INT64_MAX;
+    for (int64_t r = 0; r < unit_.rows; ++r) {
+      Row& row = rows_[r];
+      const int64_t query = query_of(r);
+      row.seen = nullptr;
+      if (request_.tree_mask != nullptr) {
+        const int32_t* from = request_.seen_from.data() + query;
+        row.seen = request_.seen.data() + from[0];
+        row.last = request_.prefix + from[1] - from[0];
+      } else if (request_.causal) {
+        row.last = request_.prefix + query + 1;
+      } else {
+        row.last = request_.prefix + (a_.extend_lens == nullptr ? 0 : request_.length);
+      }
+      row.first = a_.window > 0 ? std::max<int64_t>(0, row.last - a_.window) : 0;
+      first_ = std::min(first_, row.first);
+      last_ = std::max(last_, row.last);
+    }
+  }
+
+  const void* key_row(int64_t i) const {
+    return static_cast<const uint8_t*>(a_.k) + dtype_bytes(a_.kv_dtype) *
+               (request_.slots[i] * a_.k_stride_token + unit_.kv_head * a_.k_stride_head);
+  }
+  const void* value_row(int64_t i) const {
+    return static_cast<const uint8_t*>(a_.v) + dtype_bytes(a_.kv_dtype) *
+               (request_.slots[i] * a_.v_stride_token + unit_.kv_head * a_.v_stride_head);
+  }
+
+  void load_queries() {
+    const void** rows = room(scratch_.rows, std::max(unit_.rows, int64_t{kBlock}));
+    for (int64_t r = 0; r < unit_.rows; ++r)
+      rows[r] = static_cast<const uint8_t*>(a_.q) + dtype_bytes(a_.q_dtype) *
+                    ((request_.first_query + query_of(r)) * a_.q_stride_token +
+                     (unit_.kv_head * group_ + (unit_.first_row + r) % group_) * a_.q_stride_head);
+    if (!pairs_) {
+      float* out = room(scratch_.queries, unit_.rows * a_.head_dim);
+      kernels_.load_rows(a_.q_dtype, rows, unit_.rows, a_.head_dim, a_.head_dim, out);
+      return;
+    }
+    const int64_t pairs = (a_.head_dim + 1) / 2;
+    uint32_t* out = room(scratch_.query_pairs, unit_.rows * pairs);
+    for (int64_t r = 0; r < unit_.rows; ++r) {
+      out[(r + 1) * pairs - 1] = 0;
+      std::memcpy(out + r * pairs, rows[r], static_cast<std::size_t>(a_.head_dim) * 2);
+    }
+  }
+
+  // Scores of all rows against keys [start, start + count) of the request -> out [R, kBlock].
+  void score(int64_t start, int64_t count, float* out) {
+    const void** rows = room(scratch_.rows, kBlock);
+    for (int64_t i = 0; i < count; ++i) rows[i] = key_row(start + i);
+    if (pairs_) {
+      const int64_t pairs = (a_.head_dim + 1) / 2;
+      uint32_t* keys = room(scratch_.key_pairs, pairs * kBlock);
+      kernels_.pack_key_pairs(rows, count, a_.head_dim, keys);
+      kernels_.gemm_pairs(unit_.rows, pairs, scratch_.query_pairs.data(), pairs, keys, out);
+    } else {
+      float* keys = room(scratch_.keys, a_.head_dim * kBlock);
+      kernels_.pack_keys(a_.kv_dtype, rows, count, a_.head_dim, keys);
+      kernels_.gemm(unit_.rows, kBlock, a_.head_dim, scratch_.queries.data(), a_.head_dim, keys, kBlock, out, kBlock,
+                    false);
+    }
+  }
+
+  void load_values(int64_t start, int64_t count, float* out) {
+    const void** rows = room(scratch_.rows, kBlock);
+    for (int64_t i = 0; i < count; ++i) rows[i] = value_row(start + i);
+    kernels_.load_rows(a_.kv_dtype, rows, count, a_.v_head_dim, padded_, out);
+  }
+
+  // Scores [blocks][R, kBlock] and values of the tree's own keys, from which each row picks those it sees.
+  void load_tree() {
+    const int64_t blocks = (request_.length + kBlock - 1) / kBlock;
+    float* scores = room(scratch_.tree_scores, blocks * unit_.rows * kBlock);
+    float* values = room(scratch_.tree_values, blocks * kBlock * padded_);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t start = request_.prefix + block * kBlock;
+      const int64_t count = std::min<int64_t>(kBlock, request_.length - block * kBlock);
+      score(start, count, scores + block * unit_.rows * kBlock);
+      load_values(start, count, values + block * kBlock * padded_);
+    }
+  }
+
+  // One softmax step over ranks [start, start + kBlock).
+  void step(int64_t start, const Partial& result) {
+    const int64_t listed_from = request_.tree_mask != nullptr ? request_.prefix : last_;
+    const int64_t shared = std::clamp<int64_t>(std::min(listed_from, last_) - start, 0, kBlock);
+    float* scores = room(scratch_.scores, unit_.rows * kBlock);
+    if (shared > 0) score(start, shared, scores);
+    for (int64_t r = 0; r < unit_.rows; ++r) {
+      const Row& row = rows_[r];
+      float* own = scores + r * kBlock;
+      const int64_t end = std::min(row.last, start + kBlock);
+      for (int64_t rank = start + shared; rank < end; ++rank) own[rank - start] = tree_score(r, row, rank);
+      kernels_.softmax_step(own, std::max<int64_t>(0, row.first - start), end - start, a_.scale, a_.logit_cap,
+                            result.states + r, result.out + r * padded_, padded_);
+    }
+    if (shared > 0) {
+      float* values = room(scratch_.values, kBlock * padded_);
+      load_values(start, shared, values);
+      kernels_.gemm(unit_.rows, padded_, shared, scores, kBlock, values, padded_, result.out, padded_, true);
+    }
+    if (start + shared >= listed_from) add_tree_values(start, shared, scores, result);
+  }
+
+  float tree_score(int64_t r, const Row& row, int64_t rank) const {
+    const int64_t j = row.seen[rank - request_.prefix];
+    return scratch_.tree_scores[static_cast<std::size_t>(((j / kBlock) * unit_.rows + r) * kBlock + j % kBlock)];
+  }
+
+  void add_tree_values(int64_t start, int64_t shared, const float* weights, const Partial& result) {
+    const float** seen = room(scratch_.seen_values, kBlock);
+    for (int64_t r = 0; r < unit_.rows; ++r) {
+      const Row& row = rows_[r];
+      const int64_t end = std::min(row.last, start + kBlock);
+      int64_t count = 0;
+      for (int64_t rank = start + shared; rank < end; ++rank)
+        seen[count++] = scratch_.tree_values.data() + row.seen[rank - request_.prefix] * padded_;
+      if (count > 0)
+        kernels_.add_rows(weights + r * kBlock + shared, seen, count, result.out + r * padded_, padded_);
+    }
+  }
+
+  const eyas_cpu_attention& a_;
+  const Kernels& kernels_;
+  const Unit& unit_;
+  const Request& request_;
+  Scratch& scratch_;
+  const int64_t group_, padded_;
+  const bool pairs_;
+  Row rows_[kMaxRows];
+  int64_t first_ = 0, last_ = 0;  // over all rows
+};
+
+}  // namespace
+
+int64_t padded_width(int64_t width) { return (width + 15) / 16 * 16; }
+
+void clear(const Partial& partial, int64_t rows, int64_t padded) {
+  std::fill(partial.states, partial.states + rows, RowState{-FLT_MAX, 0.0f});
+  std::fill(partial.out, partial.out + rows * padded, 0.0f);
+}
+
+void attend_chunk(const eyas_cpu_attention& a, const Kernels& kernels, const Unit& unit, int64_t chunk,
+                  const Partial& result) {
+  thread_local Scratch scratch;
+  Chunk(a, kernels, unit, scratch).run(chunk, result);
+}
+
+}  // namespace eyas::cpu

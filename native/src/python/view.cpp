@@ -1,0 +1,120 @@
+#include "view.h"
+
+namespace eyas::python {
+namespace {
+
+const char* const kDtypeNames[kNumDtypes] = {"float32", "bfloat16", "float16", "int32",  "int64", "uint8",
+                                             "bool",    "int16",    "uint16",  "uint32", "uint64"};
+constexpr int64_t kDtypeBytes[kNumDtypes] = {4, 2, 2, 4, 8, 1, 1, 2, 2, 4, 8};
+
+std::string shape_text(const View& view) {
+  std::string text = "[";
+  for (int i = 0; i < view.dims; ++i) text += (i > 0 ? ", " : "") + std::to_string(view.shape[i]);
+  return text + "]";
+}
+
+std::string dtypes_text(uint32_t dtypes) {
+  std::string text;
+  for (uint32_t i = 0; i < kNumDtypes; ++i)
+    if ((dtypes >> i & 1u) != 0) text += (text.empty() ? "" : " or ") + std::string(kDtypeNames[i]);
+  return text;
+}
+
+bool contiguous(const View& view, Layout layout) {
+  int64_t expected = 1;
+  for (int i = view.dims - 1; i >= 0; --i) {
+    if (view.shape[i] > 1 && view.stride[i] != expected) return false;
+    if (layout == Layout::kRows) return true;
+    expected *= view.shape[i];
+  }
+  return true;
+}
+
+}  // namespace
+
+View::View(const py::handle& described) {
+  if (described.is_none()) return;
+  const auto fields = py::reinterpret_borrow<py::tuple>(described);
+  const py::tuple shape_field = fields[2], stride_field = fields[3];
+  address = fields[0].cast<uint64_t>();
+  dtype = fields[1].cast<uint32_t>();
+  dims = static_cast<int>(shape_field.size());
+  for (int i = 0; i < dims && i < kMaxDims; ++i) {
+    shape[i] = shape_field[static_cast<std::size_t>(i)].cast<int64_t>();
+    stride[i] = stride_field[static_cast<std::size_t>(i)].cast<int64_t>();
+  }
+}
+
+int64_t View::elements() const {
+  int64_t count = 1;
+  for (int i = 0; i < dims; ++i) count *= shape[i];
+  return count;
+}
+
+int64_t View::bytes() const { return elements() * kDtypeBytes[dtype]; }
+
+void Shapes::fix(char letter, int64_t size, const char* by) { sizes_[static_cast<int>(letter)] = {size, by}; }
+
+void Shapes::match(const View& view, const char* name, const char* letters, uint32_t dtypes, Layout layout) {
+  if ((dtypes >> view.dtype & 1u) == 0)
+    problems_.push_back({name, std::string("dtype ") + kDtypeNames[view.dtype], dtypes_text(dtypes)});
+  const int wanted_dims = static_cast<int>(std::char_traits<char>::length(letters));
+  if (view.dims != wanted_dims) {
+    problems_.push_back({name, std::to_string(view.dims) + " axes", std::to_string(wanted_dims) + " axes"});
+    return;
+  }
+  for (int i = 0; i < wanted_dims; ++i) {
+    Size& size = sizes_[static_cast<int>(letters[i])];
+    if (size.value < 0)
+      size = {view.shape[i], name};
+    else if (size.value != view.shape[i])
+      problems_.push_back({name, "shape " + shape_text(view),
+                           std::to_string(size.value) + " on axis " + std::to_string(i) + ", by " + size.by});
+  }
+  if (!contiguous(view, layout))
+    problems_.push_back({name, "strided memory", layout == Layout::kDense ? "a contiguous array" : "a contiguous last axis"});
+}
+
+void Shapes::same_dtype(const View& a, const char* a_name, const View& b, const char* b_name) {
+  require(a.dtype == b.dtype, b_name, std::string("dtype ") + kDtypeNames[b.dtype],
+          std::string(kDtypeNames[a.dtype]) + " as " + a_name);
+}
+
+void Shapes::require(bool holds, const char* name, std::string found, std::string wanted) {
+  if (!holds) problems_.push_back({name, std::move(found), std::move(wanted)});
+}
+
+int64_t Shapes::operator[](char letter) const { return sizes_[static_cast<int>(letter)].value; }
+
+void Shapes::done() const {
+  if (problems_.empty()) return;
+  if (problems_.size() == 1) throw ArgumentError(problems_[0].where, problems_[0].found, problems_[0].wanted);
+  std::string where, found, wanted;
+  for (const Problem& problem : problems_) {
+    if (where.find(problem.where) == std::string::npos) where += (where.empty() ? "" : ", ") + problem.where;
+    found += (found.empty() ? "" : "; ") + problem.where + " has " + problem.found;
+    wanted += (wanted.empty() ? "" : "; ") + problem.where + ": " + problem.wanted;
+  }
+  throw ArgumentError(where, found, wanted);
+}
+
+void register_errors(py::module_&) {
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const ArgumentError& error) {
+      const py::object type = py::module_::import("eyas_native.errors").attr("ArgumentError");
+      const py::object value = type(error.where, error.found, error.wanted);
+      PyErr_SetObject(type.ptr(), value.ptr());
+    }
+  });
+}
+
+void raise_on_error(int32_t code) {
+  if (code == EYAS_CPU_OK) return;
+  const eyas_cpu_error& error = *eyas_cpu_last_error();
+  if (code == EYAS_CPU_NO_MEMORY) throw std::bad_alloc();
+  throw ArgumentError(error.argument, error.found, error.wanted);
+}
+
+}  // namespace eyas::python
