@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any
 
 from eyas_contract.errors import CorruptFile, InvalidInput
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 16 * 1024 * 1024  # far above real files (0.3 MiB for 3000 tensors); the format allows 100 MB
+MAX_DIMENSIONS, MAX_EXTENT = 16, 2**62
+MAX_VALUE_BYTES = 64 * 1024 * 1024
 DTYPE_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "U16": 16, "I16": 16, "F16": 16,
               "BF16": 16, "U32": 32, "I32": 32, "F32": 32, "U64": 64, "I64": 64, "F64": 64, "F4": 4}
 _STRUCT = {"BOOL": "?", "U8": "B", "I8": "b", "I16": "h", "U16": "H", "I32": "i", "U32": "I", "I64": "q", "U64": "Q",
@@ -52,7 +55,10 @@ def read_header(path: Path) -> Header:
         return CorruptFile(str(path), found, "a whole safetensors file, by its format",
                            "Copy or write the file again.")
 
-    size = path.stat().st_size
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise corrupt("no regular file")
+    size = status.st_size
     with path.open("rb") as source:
         prefix = source.read(8)
         if len(prefix) < 8:
@@ -102,8 +108,9 @@ def _tensor(name: str, entry: Any, path: Path, base: int) -> tuple[TensorInfo | 
         return None, f"has dtype {dtype!r}"
     for label, value, ok in (("shape", shape, True), ("data_offsets", offsets, isinstance(offsets, list)
                                                       and len(offsets) == 2)):
-        if not ok or not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
-            return None, f"has {label} {value!r}"
+        if not ok or not isinstance(value, list) or len(value) > MAX_DIMENSIONS \
+                or not all(type(v) is int and 0 <= v <= MAX_EXTENT for v in value):
+            return None, f"has {label} {repr(value)[:80]}"
     assert isinstance(shape, list)
     assert isinstance(offsets, list)
     bits = math.prod(shape) * DTYPE_BITS[dtype]
@@ -112,18 +119,44 @@ def _tensor(name: str, entry: Any, path: Path, base: int) -> tuple[TensorInfo | 
     return TensorInfo(name, dtype, tuple(shape), path, base + offsets[0], base + offsets[1]), ""
 
 
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds safetensors files, or an index that names some."""
+    return (folder / INDEX_NAME).exists() or any(True for _ in folder.glob("*.safetensors"))
+
+
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a file that is no regular one, or a link out of the folder (Hugging Face's cache layout is allowed).
+
+    Raises:
+        InvalidInput: special file, broken link, or a link that leads elsewhere.
+    """
+    wanted = "a regular file of this folder, by eyas-contract"
+    if not path.exists():
+        raise InvalidInput(str(path), "a broken link", wanted, "Fetch the file.")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InvalidInput(str(path), "no regular file", wanted, "Remove it.")
+    real, home = path.resolve(), folder.resolve()
+    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if home not in real.parents and cache not in real.parents:
+        raise InvalidInput(str(path), f"a link to {real}", wanted, "Copy the file itself into the folder.")
+
+
 def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
     """All tensors of a model folder: `model.safetensors`, or the shards that the index names, or every file.
 
     Raises:
-        InvalidInput: no weights, an index that leads out of the folder or names absent files or tensors.
+        InvalidInput: no weights, files that lead out of the folder, an index that names absent files, or a tensor
+            that stands in two files.
         CorruptFile: a damaged file.
     """
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        files = [folder / "model.safetensors"]
-    elif index.is_file():
-        files = _indexed_files(folder, index)
+    single = folder / "model.safetensors"
+    if single.exists() or single.is_symlink():
+        files = [single]
+    elif (folder / INDEX_NAME).exists():
+        files = _indexed_files(folder, folder / INDEX_NAME)
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -131,26 +164,44 @@ def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
                            "Give the folder that holds the weights.")
     result: dict[str, TensorInfo] = {}
     for file in files:
-        result |= read_header(file).tensors
+        require_inside(file, folder)
+        tensors = read_header(file).tensors
+        twice = sorted(set(result) & set(tensors))
+        if twice:
+            raise InvalidInput(str(file), f"{len(twice)} tensors that another file has too: {twice[:3]}",
+                               "each tensor in one file, by the Hugging Face format", "Remove the stale files.")
+        result |= tensors
     return result
 
 
 def _indexed_files(folder: Path, index: Path) -> list[Path]:
     wanted = "`weight_map` of tensor names to files in the same folder, by the Hugging Face format"
+    require_inside(index, folder)
+    if index.stat().st_size > MAX_VALUE_BYTES:
+        raise InvalidInput(str(index), f"{index.stat().st_size} bytes", wanted, "Restore the file.")
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidInput(str(index), f"unreadable ({error!r})", wanted, "Restore the file.") from error
-    bad = [n for n in names if not isinstance(n, str) or Path(n).name != n or not (folder / n).is_file()]
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        bad = [n for n in names if not isinstance(n, str) or Path(n).name != n or "\0" in n
+               or not (folder / n).is_file()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise InvalidInput(str(index), f"unreadable ({type(error).__name__}: {error})"[:200], wanted,
+                           "Restore the file.") from error
     if bad:
-        raise InvalidInput(str(index), f"files {bad[:5]} are absent or outside the folder", wanted,
+        raise InvalidInput(str(index), f"files {repr(bad[:5])[:200]} are absent or outside the folder", wanted,
                            "Fetch the missing shards.")
-    return [folder / name for name in names]
+    return [folder / name for name in sorted(names)]
 
 
 def read_values(info: TensorInfo) -> list[Any]:
-    """The values of a small integer, bool or float32/64 tensor, flat."""
+    """The values of a small integer, bool or float32/64 tensor, flat.
+
+    Raises:
+        InvalidInput: more than 64 MiB, which no map or norm has.
+    """
     code = _STRUCT[info.dtype]
+    if info.end - info.start > MAX_VALUE_BYTES:
+        raise InvalidInput(f"{info.file}: {info.name}", f"{info.end - info.start} bytes",
+                           f"at most {MAX_VALUE_BYTES} for a tensor that is read whole", "Export it again.")
     with info.file.open("rb") as source:
         source.seek(info.start)
         raw = source.read(info.end - info.start)

@@ -12,19 +12,17 @@ from typing import Any
 
 from eyas_contract.contract import Contract
 from eyas_contract.draft import DraftSpec
+from eyas_contract.engines.sglang_targets import ALWAYS_PLUS, FINAL_ID, FIRST_ID, HOOKS, rule
 from eyas_contract.errors import InvalidInput
 
 Version = tuple[int, int, int]
 OLDEST: Version = (0, 5, 10)
 NEWEST: Version = (0, 5, 23)
+KNOWN: tuple[Version, ...] = tuple((0, 5, patch) for patch in range(OLDEST[2], NEWEST[2] + 1))
 DRAFT_CLASSES = {"llama": "LlamaForCausalLMEagle3", "mla": "Eagle3DeepseekV2ForCausalLM"}
 
-# Target classes whose hook adds one only when the first id is 1 (deepseek_v2.py and glm4_moe_lite.py since 0.5.13).
-FIRST_ID_DECIDES = frozenset({
-    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK25ForConditionalGeneration",
-    "MistralLarge3ForCausalLM", "Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM",
-})
-
+# Target classes whose hook (since 0.5.13) adds one only when the first id is 1.
+FIRST_ID_DECIDES = frozenset(name for name, rows in HOOKS.items() if any(rule == FIRST_ID for _, rule in rows))
 
 def parse_version(text: str) -> Version:
     """`0.5.20`, `0.5.10.post1` -> the three numbers. Raises InvalidInput for anything else."""
@@ -41,10 +39,10 @@ def layer_ids_to_engine(ids: tuple[int, ...], architecture: str, version: Versio
     Raises:
         InvalidInput: the class cannot express these layers.
     """
-    if architecture in FIRST_ID_DECIDES and version >= (0, 5, 13) and ids[0] != 1:
+    if rule(architecture, version) == FIRST_ID and ids[0] != 1:
         if ids[0] == 0:  # boundary ids would begin with 1, which the hook takes for output ids
             raise InvalidInput(f"aux_layer_ids {list(ids)}", "they begin with layer 0",
-                               f"ids that {architecture} in SGLang {_text(version)} can capture",
+                               f"ids that {architecture} in SGLang {version_text(version)} can capture",
                                "Extract with a first layer of 1 or more.")
         return tuple(i + 1 for i in ids)
     return ids
@@ -52,12 +50,17 @@ def layer_ids_to_engine(ids: tuple[int, ...], architecture: str, version: Versio
 
 def layer_ids_from_engine(written: tuple[int, ...] | None, architecture: str, num_layers: int,
                           version: Version) -> tuple[int, ...]:
-    """What the engine will capture for the ids in a config (None: absent), as outputs of layers."""
+    """What the engine will capture for the ids in a config (None: absent), as outputs of layers.
+
+    A class without a row in `sglang_targets` is answered as most classes read: ids are outputs.
+    """
+    how = rule(architecture, version)
     if written is None:
-        return (1, num_layers // 2 - 1, num_layers - 4)  # boundaries 2, n//2, n-3
-    if architecture in FIRST_ID_DECIDES and version >= (0, 5, 13) and (not written or written[0] != 1):
+        boundaries = (2, num_layers // 2, num_layers - 3)
+        return boundaries if how == ALWAYS_PLUS else tuple(i - 1 for i in boundaries)
+    if how == FIRST_ID and (not written or written[0] != 1):
         return tuple(i - 1 for i in written)
-    if architecture == "GptOssForCausalLM" and version >= (0, 5, 20) and written and max(written) == num_layers:
+    if how == FINAL_ID and written and max(written) == num_layers:
         return tuple(i - 1 for i in written)
     return written
 
@@ -132,5 +135,6 @@ def server_flags(draft_path: str, steps: int, topk: int, draft_tokens: int) -> l
             "--speculative-num-draft-tokens", str(draft_tokens)]
 
 
-def _text(version: Version) -> str:
+def version_text(version: Version) -> str:
+    """(0, 5, 20) -> `0.5.20`."""
     return ".".join(map(str, version))
