@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+
 from eyas_contract.engines import Finding, ServerFlags, check, render, verdict
 from eyas_contract.engines.logs import check_log
 from eyas_contract.errors import InvalidInput
@@ -33,15 +34,13 @@ class PreflightConfig:
     """Name of the GPU, e.g. "RTX PRO 6000": checks memory and attention backends."""
     tp: int = 1
     """GPUs that share the models (tensor parallel)."""
-    json: bool = False
-    """Print one JSON object instead of text."""
     training_record: Path | None = None
     """Another tool's record of training (JSON); by default train_meta.json in or beside the draft."""
     launch: Path | None = None
     """File with the launch command, whose flags are taken over; flags given here win."""
     log: Path | None = None
     """A server's log to read as well."""
-    server: Annotated[ServerFlags, tyro.conf.OmitArgPrefixes] = ServerFlags()
+    server: Annotated[ServerFlags, tyro.conf.OmitArgPrefixes] = field(default_factory=ServerFlags)
     """Launch flags of the server, by its own names."""
 
 
@@ -51,8 +50,6 @@ class ReadLogConfig:
 
     log: tyro.conf.Positional[Path]
     """The log file."""
-    json: bool = False
-    """Print one JSON object instead of text."""
 
 
 @dataclass(frozen=True)

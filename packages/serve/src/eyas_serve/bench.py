@@ -1,0 +1,158 @@
+"""Measures a server on prompts, with the draft and without it, and compares what both said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from eyas_contract import InvalidInput
+from eyas_contract.canonical import to_plain
+from eyas_contract.commands import Progress
+from eyas_contract.contract import write_text_atomic
+from eyas_serve.acceptance import DEFINITION, Acceptance
+from eyas_serve.client import Client, Generation
+from eyas_serve.config import BenchConfig
+from eyas_serve.prompts import Prompt, load_prompts
+from eyas_serve.server import Server
+
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All answers of one server, in the prompts' order, and the seconds from the first request to the last answer."""
+
+    answers: tuple[Generation, ...]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens."""
+        return sum(len(answer.output_ids) for answer in self.answers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens of all requests together, prompt passes included in the time."""
+        return self.tokens / self.seconds
+
+
+def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: str) -> Run:
+    """Send every prompt, `concurrency` at a time, after `warmup` of them that do not count."""
+    def ask(prompt: Prompt) -> Generation:
+        answer = client.generate(list(prompt.input_ids), config.max_new_tokens)
+        bar.update(len(answer.output_ids))
+        return answer
+
+    bar = Progress(0, "tokens", f"{label} warm-up")
+    with ThreadPoolExecutor(config.concurrency) as pool:
+        list(pool.map(ask, prompts[:config.warmup]))
+        bar = Progress(0, "tokens", label)
+        start = time.perf_counter()
+        answers = tuple(pool.map(ask, prompts))
+        seconds = time.perf_counter() - start
+    bar.close(f"acceptance length {Acceptance.of(a.histogram for a in answers).length:.2f}")
+    return Run(answers, seconds)
+
+
+def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: None) -> Report:
+    """Run the benchmark, write `config.out`, and return what was written.
+
+    Raises:
+        InvalidInput, EngineFailure: bad prompts or draft; a server that does not start or answer.
+    """
+    _require_sense(config)
+    prompts = load_prompts(config.prompts, config.target, config.limit)
+    version, run, baseline = _measure_url(config, prompts) if config.url else _measure_own(config, prompts, report)
+    result = summarise(config, prompts, version, run, baseline)
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def _require_sense(config: BenchConfig) -> None:
+    faults = [f"{name} {value}" for name, value in (("max-new-tokens", config.max_new_tokens),
+                                                    ("concurrency", config.concurrency)) if value < 1]
+    if config.baseline_url and not config.url:
+        faults.append("baseline-url without url")
+    if config.draft is None and not config.url:
+        faults.append("neither draft nor url")
+    if faults:
+        raise InvalidInput("eyas-serve bench", "; ".join(faults), "counts of 1 or more, and a draft or a --url to "
+                           "measure", "Correct the flags.")
+
+
+def _measure_own(config: BenchConfig, prompts: list[Prompt],
+                 report: Callable[[str], None]) -> tuple[str, Run, Run | None]:
+    with Server(config, report) as server:
+        assert server.engine is not None
+        version = server.engine.sglang
+        run = measure(server.client, prompts, config, "with draft")
+    if not config.baseline:
+        return version, run, None
+    run_dir = config.run_dir / "baseline" if config.run_dir else None
+    with Server(dataclasses.replace(config, draft=None, run_dir=run_dir), report) as server:
+        return version, run, measure(server.client, prompts, config, "without draft")
+
+
+def _measure_url(config: BenchConfig, prompts: list[Prompt]) -> tuple[str, Run, Run | None]:
+    assert config.url is not None
+    client = Client(config.url)
+    version = str(client.info().get("version", "unknown"))
+    run = measure(client, prompts, config, config.url)
+    if config.baseline_url is None:
+        return version, run, None
+    return version, run, measure(Client(config.baseline_url), prompts, config, config.baseline_url)
+
+
+def summarise(config: BenchConfig, prompts: list[Prompt], version: str, run: Run, baseline: Run | None) -> Report:
+    """The report. `outputs_identical` and the baseline's numbers are null where no baseline was measured."""
+    acceptance = Acceptance.of(answer.histogram for answer in run.answers)
+    differing = [] if baseline is None else [
+        {"id": prompt.id, "first_difference": first_difference(ours.output_ids, theirs.output_ids)}
+        for prompt, ours, theirs in zip(prompts, run.answers, baseline.answers, strict=True)
+        if ours.output_ids != theirs.output_ids]
+    return {
+        "engine": {"name": "SGLang", "version": version},
+        "acceptance_length": acceptance.length, "definition": DEFINITION,
+        "rounds": acceptance.rounds, "accepted": acceptance.accepted, "histogram": list(acceptance.histogram),
+        "conditional_rates": acceptance.conditional_rates(),
+        "tokens": run.tokens, "seconds": run.seconds, "tokens_per_second": run.tokens_per_second,
+        "baseline_tokens_per_second": baseline and baseline.tokens_per_second,
+        "speedup": baseline and run.tokens_per_second / baseline.tokens_per_second,
+        "outputs_identical": None if baseline is None else not differing, "differing": differing,
+        "prompts": [{"id": prompt.id, "prompt_tokens": len(prompt.input_ids), "tokens": len(answer.output_ids),
+                     "seconds": answer.seconds, "acceptance_length": Acceptance(answer.histogram).length}
+                    for prompt, answer in zip(prompts, run.answers, strict=True)],
+        "config": json.loads(json.dumps(to_plain(config), default=str)),
+    }
+
+
+def first_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
+    """Index of the first token on which two different outputs differ; the shorter's length where it is a prefix."""
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+
+
+def table(result: Report) -> str:
+    """The report's numbers for a terminal."""
+    engine, settings = result["engine"], result["config"]
+    rows = [("acceptance length", f"{result['acceptance_length']:.3f}",
+             f"{result['rounds']} rounds; bonus token counted, the prompt pass's token not")]
+    rows += [(f"accepted at position {k}", f"{rate:.1%}", "given the one before") for k, rate in
+             enumerate(result["conditional_rates"], 1)]
+    rows.append(("tokens/s with the draft", f"{result['tokens_per_second']:.1f}",
+                 f"{result['tokens']} tokens, concurrency {settings['concurrency']}, {settings['dtype']}"))
+    if result["baseline_tokens_per_second"] is not None:
+        count, differing = len(result["prompts"]), len(result["differing"])
+        rows.append(("tokens/s without", f"{result['baseline_tokens_per_second']:.1f}",
+                     f"speed-up {result['speedup']:.2f}"))
+        rows.append(("outputs identical", "yes" if result["outputs_identical"] else "NO",
+                     f"{count - differing} of {count} prompts"))
+    width = max(len(row[0]) for row in rows)
+    head = f"{engine['name']} {engine['version']}, steps {settings['steps']}, topk {settings['topk']}, " \
+           f"draft tokens {settings['draft_tokens']}, {len(result['prompts'])} prompts"
+    return "\n".join([head, *(f"  {name:<{width}}  {value:>8}  {note}" for name, value, note in rows)])

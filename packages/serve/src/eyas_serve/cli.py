@@ -1,0 +1,82 @@
+"""`eyas-serve preflight`, `launch`, `bench` and `read-log`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import tyro
+
+from eyas_contract.commands import expand_config, run_command
+from eyas_contract.errors import EyasError
+from eyas_serve.bench import run_bench, table
+from eyas_serve.config import BenchConfig, ServeConfig
+from eyas_serve.preflight import NOT_CHECKED, PreflightConfig, ReadLogConfig, Report, preflight, read_log
+from eyas_serve.server import Server
+
+COMMANDS: dict[str, type] = {"preflight": PreflightConfig, "launch": ServeConfig, "bench": BenchConfig,
+                             "read-log": ReadLogConfig}
+
+
+def launch(config: ServeConfig) -> int:
+    """Serve until interrupted: SIGINT and SIGTERM stop the whole tree."""
+    with Server(config, _say) as server:
+        server.watch()
+    return 0
+
+
+def bench(config: BenchConfig, as_json: bool) -> int:
+    """Measure; the table goes to stdout, or with --json the report."""
+    result = run_bench(config, _complain if as_json else _say)
+    print(json.dumps(result) if as_json else f"{table(result)}\n{config.out}")
+    return 0
+
+
+def report(make: Callable[[], Report], as_json: bool) -> int:
+    """Print a report; exit code 0 pass or warn, 1 fail, 2 where nothing could be checked."""
+    try:
+        made = make()
+    except EyasError as error:
+        _complain(f"error: {error}")
+        return NOT_CHECKED
+    print(made.text(as_json))
+    return made.code()
+
+
+def main() -> None:
+    """The command. Exit code 1 for an EyasError, 2 for wrong usage, 130 for SIGINT, 143 for SIGTERM."""
+    signal.signal(signal.SIGTERM, _end)
+    sys.exit(run_command(lambda: _run(sys.argv[1:])))
+
+
+def _run(argv: list[str]) -> int:
+    as_json = "--json" in argv
+    words = expand_config([word for word in argv if word != "--json"], COMMANDS)
+    config = tyro.extras.subcommand_cli_from_dict(
+        dict(COMMANDS), args=words, prog="eyas-serve",
+        description="Launches, guards and measures SGLang with an EAGLE-3 draft. --config FILE.toml gives flags; "
+        "--json makes preflight, read-log and bench print JSON.")
+    if isinstance(config, PreflightConfig):
+        return report(lambda: preflight(config), as_json)
+    if isinstance(config, ReadLogConfig):
+        return report(lambda: Report(f"log {config.log.name}", read_log(config.log)), as_json)
+    return bench(config, as_json) if isinstance(config, BenchConfig) else launch(config)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Talking to a running SGLang server: tokens in, tokens and speculation counts out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from eyas_contract import EngineFailure
+
+HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")  # newest name first
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer.
+
+    Attributes:
+        output_ids: generated tokens.
+        histogram: histogram[k] = rounds in which k draft tokens were accepted (bonus excluded); empty without a draft.
+        seconds: from request to answer.
+        finish: `stop` or `length`.
+    """
+
+    output_ids: tuple[int, ...]
+    histogram: tuple[int, ...]
+    seconds: float
+    finish: str
+
+
+class Client:
+    """A server at a URL. Greedy requests by token ids, so that no tokenizer stands between two servers' outputs."""
+
+    def __init__(self, url: str, timeout: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        # Explicit transport: proxies of the environment have no business with a server on this machine.
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=httpx.HTTPTransport(
+            limits=httpx.Limits(max_connections=None)))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def healthy(self) -> bool:
+        """Whether the server answers its health check now."""
+        try:
+            return self._http.get("/health", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def info(self) -> dict[str, Any]:
+        """`/server_info`; before 0.5.20 under its older name."""
+        for path in ("/server_info", "/get_server_info"):
+            response = self._send("GET", path)
+            if response.status_code == 200:
+                return dict(response.json())
+        raise EngineFailure(self.url, f"HTTP {response.status_code} for {path}", "an SGLang server", "Check the URL.")
+
+    def generate(self, input_ids: list[int], max_new_tokens: int, *, ignore_eos: bool = False) -> Generation:
+        """Greedy continuation of a prompt.
+
+        Raises:
+            EngineFailure: the server cannot be reached or refuses.
+        """
+        start = time.perf_counter()
+        response = self._send("POST", "/generate", {
+            "input_ids": input_ids,
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}})
+        if response.status_code != 200:
+            raise EngineFailure(self.url, f"HTTP {response.status_code}: {response.text[:500]}",
+                                f"an answer to a prompt of {len(input_ids)} tokens", "See the server's log.")
+        seconds, plain = time.perf_counter() - start, response.json()
+        meta = plain["meta_info"]
+        histogram = next((meta[name] for name in HISTOGRAMS if name in meta), ())
+        return Generation(tuple(plain["output_ids"]), tuple(histogram), seconds,
+                          str((meta.get("finish_reason") or {}).get("type", "")))
+
+    def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        try:
+            return self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise EngineFailure(self.url, f"{type(error).__name__}: {error}", "an SGLang server that answers",
+                                "Check that it runs and is not stuck; see its log.") from error

@@ -1,0 +1,73 @@
+"""Settings of the commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """A guarded SGLang server. Everything about the draft's format comes from its own folder, not from flags."""
+
+    target: Path
+    """Folder of the target model (Hugging Face format)."""
+    draft: Path | None = None
+    """Folder of the EAGLE-3 draft; without one the target is served alone."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where to run. On the CPU eyas-native fills the kernels."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Arithmetic of the engine. On a CPU only float32 gives the same tokens with and without a draft."""
+    steps: int = 3
+    """Draft steps a round."""
+    topk: int = 1
+    """Branches a step; 1 is a chain."""
+    draft_tokens: int = 4
+    """Tokens verified a round, the root included; a chain has steps + 1."""
+    tp: int = 1
+    """Tensor-parallel ranks."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 30000
+    """Port to listen on; 0 takes a free one."""
+    engine_python: Path | None = None
+    """Interpreter that has sglang; else $EYAS_ENGINE_PYTHON, else this one."""
+    max_total_tokens: int | None = None
+    """Size of the KV cache in tokens; the engine's choice on a GPU, 16384 on a CPU."""
+    radix_cache: bool = True
+    """Reuse of common prompt prefixes."""
+    extra: str = ""
+    """Further arguments of sglang.launch_server, as one shell-quoted text."""
+    preflight: bool = True
+    """Check draft against target before anything starts. The guard inside the engine stays on either way."""
+    stall_seconds: float = 300.0
+    """Give up after so many seconds without any progress; the whole start may take as long as it needs."""
+    run_dir: Path | None = None
+    """Folder for the server's log, ranks' status and resolved config; else a fresh temporary one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(ServeConfig):
+    """Acceptance length and speed on prompts, with the draft and without it under the same settings."""
+
+    prompts: Path
+    """JSONL, a conversation a line, as `messages` or `conversations` (ShareGPT), asked up to its last user turn."""
+    out: Path = Path("bench.json")
+    """The report."""
+    max_new_tokens: int = 128
+    """Tokens to generate for each prompt."""
+    limit: int | None = None
+    """Use only the first so many prompts."""
+    concurrency: int = 1
+    """Requests in flight at a time."""
+    warmup: int = 2
+    """Prompts sent first and not measured."""
+    baseline: bool = True
+    """Measure without the draft too, and compare the outputs token for token."""
+    url: str | None = None
+    """Measure this running server instead of starting any; no baseline then, unless --baseline-url names one."""
+    baseline_url: str | None = None
+    """A running server without the draft, to compare --url with."""
+    port: int = 0
+    radix_cache: bool = False

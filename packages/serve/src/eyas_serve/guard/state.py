@@ -1,0 +1,54 @@
+"""This process's rank, as the guard knows it, and its way to the launcher."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eyas_contract import EyasError
+from eyas_serve.handshake import STATUS_DIR, RankStatus
+
+INTERVAL = 0.5  # seconds between writes while bytes are counted
+
+
+@dataclass
+class Guard:
+    """The guard of one process. `status` is that of its rank once the scheduler starts."""
+
+    status: RankStatus = field(default_factory=lambda: RankStatus(f"process-{os.getpid()}", os.getpid()))
+    written: float = 0.0
+
+    def enter(self, phase: str, total: int = 0) -> None:
+        """Begin a phase."""
+        self.status.phase, self.status.done, self.status.total = phase, 0, total
+        self.publish()
+
+    def advance(self, count: int) -> None:
+        """Count bytes; the launcher hears of it now and then."""
+        self.status.done += count
+        if time.monotonic() - self.written > INTERVAL:
+            self.publish()
+
+    def verified(self, check: str) -> None:
+        """Note a check that passed."""
+        if check not in self.status.checks:
+            self.status.checks.append(check)
+        self.publish()
+
+    def refuse(self, error: EyasError) -> EyasError:
+        """Tell the launcher; returns the error for the caller to raise, which ends the engine."""
+        self.status.error = str(error)
+        self.publish()
+        return error
+
+    def publish(self) -> None:
+        """Write the handshake file, where a launcher asked for one."""
+        folder = os.environ.get(STATUS_DIR)
+        if folder:
+            self.status.write(Path(folder))
+        self.written = time.monotonic()
+
+
+GUARD = Guard()
