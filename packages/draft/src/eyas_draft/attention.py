@@ -1,0 +1,163 @@
+"""Attention of training-time test: the causal prefix of step 0 plus each later step's own diagonal.
+
+At step i a query sees the step-0 keys up to its own position within its document, and of every later step only the key
+at its own position. The prefix goes through a flash kernel, the diagonals (one key each) are merged in by their scores,
+so no mask and no score matrix of all steps is ever held: memory grows with tokens times steps.
+
+The gradient of the merged softmax needs no kernel of its own: a flash backward that is given the merged output and the
+merged log-sum-exp computes exactly the prefix part, because both enter it only through exp(score - lse) and the row
+sum of grad * out.
+
+Shape suffixes: T tokens, Q query heads, G key/value heads, D head width; B documents, L longest document.
+
+Source: EAGLE-3 (arXiv 2503.01840) section 3.2 for what is seen; `EagleDraftWorker.draft_forward` in SGLang's
+`srt/speculative/eagle_worker_v2.py` for what serving computes: prefix of committed tokens, then own draft steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+class TttAttention:
+    """The `attend` of one unrolled batch; remembers the keys and values of the steps so far.
+
+    Args:
+        lengths: tokens per document, in order.
+        num_layers: layers of the draft.
+        device: where the batch lies.
+    """
+
+    def __init__(self, lengths: Sequence[int], num_layers: int, device: torch.device) -> None:
+        self.layout = Layout(lengths, device)
+        self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_layers)]
+
+    def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgd: Tensor) -> Tensor:
+        """Attend, and keep k and v for the later steps; [T, Q, D] -> [T, Q, D]."""
+        blocks = self._blocks[layer]
+        blocks.append((k_tgd, v_tgd))
+        diagonals = [tensor for block in blocks[1:] for tensor in block]
+        out: Tensor = _PrefixAndDiagonals.apply(q_tqd, *blocks[0], self.layout, *diagonals)
+        return out
+
+
+class Layout:
+    """Where each document lies, packed [T] and padded [B, L]."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        sizes = torch.tensor(lengths, device=device)
+        self.longest = max(lengths)
+        self.num_documents = len(lengths)
+        starts = sizes.cumsum(0) - sizes
+        self.bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(torch.int32)
+        row = torch.arange(len(lengths), device=device).repeat_interleave(sizes)
+        column = torch.arange(int(sizes.sum()), device=device) - starts.repeat_interleave(sizes)
+        self.slot_t = row * self.longest + column
+
+    def pad(self, x_tnd: Tensor) -> Tensor:
+        """[T, N, D] -> [B, N, L, D], zeros after each document's end."""
+        padded = x_tnd.new_zeros(self.num_documents * self.longest, *x_tnd.shape[1:])
+        padded[self.slot_t] = x_tnd
+        return padded.view(self.num_documents, self.longest, *x_tnd.shape[1:]).transpose(1, 2)
+
+    def unpad(self, x_bnld: Tensor) -> Tensor:
+        """[B, N, L, D] -> [T, N, D]."""
+        return x_bnld.transpose(1, 2).flatten(0, 1)[self.slot_t]
+
+
+class _PrefixAndDiagonals(torch.autograd.Function):
+    """softmax over [prefix of block 0, own key of block 1, own key of block 2, ...]; heads grouped as in GQA."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k0: Tensor, v0: Tensor, layout: Layout, *diagonals: Tensor) -> Tensor:
+        out, lse = _flash(q, _spread(k0, q), _spread(v0, q), layout)
+        if diagonals:
+            scale = q.shape[-1] ** -0.5
+            scores = torch.stack([(q * _spread(k, q)).sum(-1, dtype=lse.dtype) * scale for k in diagonals[::2]])
+            merged = torch.logsumexp(torch.cat((lse[None], scores)), dim=0)
+            wide = out.to(lse.dtype) * (lse - merged).exp()[..., None]
+            for score, v in zip(scores, diagonals[1::2], strict=True):
+                wide += (score - merged).exp()[..., None] * _spread(v, q)
+            out, lse = wide.to(q.dtype), merged
+            ctx.weights = (scores - merged).exp()
+        ctx.layout = layout
+        ctx.save_for_backward(q, k0, v0, out, lse, *diagonals)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k0, v0, out, lse, *diagonals = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        dq, dk0, dv0 = _flash_backward(grad, q, _spread(k0, q), _spread(v0, q), out, lse, ctx.layout)
+        results: list[Tensor | None] = []
+        if diagonals:
+            scale = q.shape[-1] ** -0.5
+            dq_wide, row = dq.to(lse.dtype), (grad * out).sum(-1, dtype=lse.dtype)
+            for weight, k, v in zip(ctx.weights, diagonals[::2], diagonals[1::2], strict=True):
+                k_wide = _spread(k, q)
+                d_score = weight * ((grad * _spread(v, q)).sum(-1, dtype=lse.dtype) - row) * scale
+                dq_wide = dq_wide + d_score[..., None] * k_wide
+                results += [_gather(d_score[..., None] * q, k), _gather(weight[..., None] * grad, v)]
+            dq = dq_wide.to(q.dtype)
+        return dq, _gather(dk0, k0), _gather(dv0, v0), None, *results
+
+
+def _spread(x_tgd: Tensor, q_tqd: Tensor) -> Tensor:
+    """Key/value heads repeated to the number of query heads."""
+    groups = q_tqd.shape[1] // x_tgd.shape[1]
+    return x_tgd if groups == 1 else x_tgd.repeat_interleave(groups, dim=1)
+
+
+def _gather(grad_tqd: Tensor, like_tgd: Tensor) -> Tensor:
+    """Sum over the query heads that share a key/value head."""
+    return grad_tqd.view(like_tgd.shape[0], like_tgd.shape[1], -1, like_tgd.shape[2]).sum(2).to(like_tgd.dtype)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Causal attention within each document: out [T, Q, D] and log-sum-exp [T, Q] (float32 or wider)."""
+    if q.device.type == "cpu":
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*map(layout.pad, (q, k, v)), 0.0, True)
+        lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
+        return layout.unpad(out), layout.unpad(lse[..., None]).squeeze(-1)
+    if q.dtype in (torch.bfloat16, torch.float16):
+        out, lse, *_ = aten._flash_attention_forward(q, k, v, layout.bounds, layout.bounds, layout.longest,
+                                                     layout.longest, 0.0, True, False)
+        return out, lse.T
+    scores = _padded_scores(q, k, layout)
+    lse = scores.logsumexp(-1)
+    return layout.unpad((scores - lse[..., None]).exp() @ layout.pad(v)), layout.unpad(lse[..., None]).squeeze(-1)
+
+
+def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+                    layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v through the prefix part of a softmax whose whole output and log-sum-exp are given."""
+    if q.device.type == "cpu":
+        padded = layout.pad(lse[..., None]).squeeze(-1)
+        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            layout.pad(grad), *map(layout.pad, (q, k, v, out)), padded.contiguous(), 0.0, True)
+        return layout.unpad(grads[0]), layout.unpad(grads[1]), layout.unpad(grads[2])
+    if q.dtype in (torch.bfloat16, torch.float16):
+        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # state of the dropout that is not used
+        dq, dk, dv = aten._flash_attention_backward(
+            grad, q, k, v, out, lse.T.contiguous(), layout.bounds, layout.bounds, layout.longest, layout.longest, 0.0,
+            True, unused, unused)
+        return dq, dk, dv
+    padded_lse = layout.pad(lse[..., None])
+    weights = (_padded_scores(q, k, layout) - padded_lse).exp()
+    d_out, d_row = layout.pad(grad), layout.pad((grad * out).sum(-1, keepdim=True))
+    d_score = weights * (d_out @ layout.pad(v).mT - d_row) * q.shape[-1] ** -0.5
+    return (layout.unpad(d_score @ layout.pad(k)), layout.unpad(d_score.mT @ layout.pad(q)),
+            layout.unpad(weights.mT @ d_out))
+
+
+def _padded_scores(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
+    """Causal scores [B, Q, L, L] held in full: for float32 on a GPU, where flash kernels take only half precision."""
+    scores = layout.pad(q) @ layout.pad(k).mT * q.shape[-1] ** -0.5
+    future = torch.ones(layout.longest, layout.longest, dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(future, float("-inf"))

@@ -1,0 +1,132 @@
+"""Seeded packing of ragged samples into batches of about N tokens, with document bounds.
+
+The order is a function of seed and epoch alone, so the data cursor is one number: the batches taken so far.
+
+Shape suffixes: T tokens of a batch (documents one after another), K aux states, E target hidden.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from eyas_contract import InvalidInput
+from torch import Tensor
+
+from eyas_draft.store import Sample, Store
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Documents packed end to end.
+
+    Attributes:
+        input_ids_t: int64 [T].
+        loss_mask_t: bool [T].
+        aux_tke: [T, K*E].
+        last_te: [T, E].
+        lengths: tokens per document.
+        positions_t: int64 [T], from 0 in each document.
+        ends_t: int64 [T], index after the last token of the token's document.
+    """
+
+    input_ids_t: Tensor
+    loss_mask_t: Tensor
+    aux_tke: Tensor
+    last_te: Tensor
+    lengths: tuple[int, ...]
+    positions_t: Tensor
+    ends_t: Tensor
+
+    @classmethod
+    def pack(cls, samples: Sequence[Sample], device: torch.device) -> Batch:
+        """Copy samples into one batch on `device`; states become float32 (bfloat16 stays on a GPU)."""
+        lengths = tuple(s.input_ids_t.numel() for s in samples)
+        sizes = torch.tensor(lengths)
+        ends = sizes.cumsum(0)
+        return cls(
+            torch.cat([s.input_ids_t for s in samples]).long().to(device),
+            torch.cat([s.loss_mask_t for s in samples]).to(device),
+            torch.cat([s.aux_tke for s in samples]).to(device), torch.cat([s.last_te for s in samples]).to(device),
+            lengths, torch.cat([torch.arange(n) for n in lengths]).to(device),
+            ends.repeat_interleave(sizes).to(device))
+
+
+def plan_epoch(lengths: Sequence[int], indices: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """Shuffle `indices` and cut them into batches of at most `tokens` tokens (a longer sample gets its own)."""
+    order = list(indices)
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    batches: list[list[int]] = []
+    filled = 0
+    for index in order:
+        if not batches or filled + lengths[index] > tokens:
+            batches.append([])
+            filled = 0
+        batches[-1].append(index)
+        filled += lengths[index]
+    return batches
+
+
+def split(store: Store, share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Indices to train on and indices held out; samples without trained tokens are in neither.
+
+    The held-out part is the share asked for, at least one sample where the share is above zero.
+    """
+    usable = [i for i in range(len(store)) if store.trained(i) and store.length(i) > 2]
+    order = list(usable)
+    random.Random(f"{seed}/split").shuffle(order)
+    count = max(1, round(share * len(order))) if share > 0 else 0
+    if count >= len(usable):
+        raise InvalidInput(str(store.folder), f"{len(usable)} usable samples", f"more than the {count} held out",
+                           "Extract more samples, or hold out fewer.")
+    held = set(order[:count])
+    return [i for i in usable if i not in held], sorted(held)
+
+
+class Loader:
+    """Gives the batches of a run in order, skipping samples with non-finite states up to a limit.
+
+    Args:
+        store, indices: what to read.
+        tokens: batch size.
+        seed: order.
+        limit: samples with NaN or infinite states that are passed over before the run stops.
+        skipped: ids passed over so far (part of the checkpoint).
+    """
+
+    def __init__(self, store: Store, indices: Sequence[int], tokens: int, seed: int, limit: int,
+                 skipped: Sequence[str] = ()) -> None:
+        self.store, self.indices, self.tokens, self.seed, self.limit = store, indices, tokens, seed, limit
+        self.skipped = list(skipped)
+        self._lengths = [store.length(i) for i in range(len(store))]
+
+    def num_batches(self, epoch: int) -> int:
+        """Batches in an epoch."""
+        return len(plan_epoch(self._lengths, self.indices, self.tokens, self.seed, epoch))
+
+    def batches(self, cursor: int) -> Iterator[list[tuple[int, Sample]]]:
+        """Endless batches of (index, sample) from the batch number `cursor` on, epochs one after another."""
+        epoch = 0
+        while True:
+            plan = plan_epoch(self._lengths, self.indices, self.tokens, self.seed, epoch)
+            for batch in plan[cursor:]:
+                yield self.load(batch)
+            cursor, epoch = max(0, cursor - len(plan)), epoch + 1
+
+    def load(self, indices: Sequence[int]) -> list[tuple[int, Sample]]:
+        """Read samples; those with non-finite states are left out and counted.
+
+        Raises:
+            InvalidInput: more than `limit` such samples.
+        """
+        samples = [(i, self.store.sample(i)) for i in indices]
+        for _, sample in samples:
+            if not sample.finite and sample.id not in self.skipped:
+                self.skipped.append(sample.id)
+        if len(self.skipped) > self.limit:
+            raise InvalidInput(str(self.store.folder), f"NaN or infinite states in {len(self.skipped)} samples: "
+                               f"{', '.join(self.skipped[:10])}", f"at most {self.limit}, by --max-bad-samples",
+                               "The target overflowed while extracting (often fp16); extract again in bf16.")
+        return [(i, sample) for i, sample in samples if sample.finite]

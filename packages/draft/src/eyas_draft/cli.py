@@ -1,0 +1,109 @@
+"""The command `eyas-draft`: train, export, verify, eval, vocab. The only module that prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import tyro
+from eyas_contract.canonical import to_plain
+from eyas_contract.commands import expand_config, run_command, save_config
+from eyas_contract.contract import write_text_atomic
+
+from eyas_draft.config import EvalConfig, ExportConfig, TrainConfig, VerifyConfig, VocabConfig
+
+COMMANDS: dict[str, type] = {"train": TrainConfig, "export": ExportConfig, "verify": VerifyConfig,
+                             "eval": EvalConfig, "vocab": VocabConfig}
+AnyConfig = (
+    Annotated[TrainConfig, tyro.conf.subcommand("train")]
+    | Annotated[ExportConfig, tyro.conf.subcommand("export")]
+    | Annotated[VerifyConfig, tyro.conf.subcommand("verify")]
+    | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
+    | Annotated[VocabConfig, tyro.conf.subcommand("vocab")]
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code (0 done, 1 an error or a failed check, 2 usage)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    words = [word for word in words if word != "--json"]
+    return run_command(lambda: _run(words, as_json))
+
+
+def _run(words: list[str], as_json: bool) -> int:
+    config: Any = tyro.cli(AnyConfig, prog="eyas-draft", description=DESCRIPTION,  # type: ignore[call-overload]
+                           args=expand_config(words, COMMANDS))
+    handlers = {TrainConfig: _train, ExportConfig: _export, VerifyConfig: _verify, EvalConfig: _eval,
+                VocabConfig: _vocab}
+    return handlers[type(config)](config, as_json)
+
+
+DESCRIPTION = "Train, export, check and measure EAGLE-3 drafts. --config FILE.toml gives flags, --json prints JSON."
+
+
+def _train(config: TrainConfig, as_json: bool) -> int:
+    from eyas_draft.train import Trainer
+    trainer = Trainer(config)
+    if not as_json:
+        from eyas_draft.vocab import render
+        print(render(trainer.setup.coverage, {}), file=sys.stderr)
+    result = trainer.run()
+    _show({"out": str(config.out), "steps": trainer.step, "best_acceptance_length": trainer.best,
+           "acceptance_length": result.acceptance_length, "rates": list(result.rates),
+           "skipped_samples": trainer.loader.skipped}, as_json)
+    return 0
+
+
+def _export(config: ExportConfig, as_json: bool) -> int:
+    from eyas_draft.export import export
+    _show(export(config), as_json)
+    return 0
+
+
+def _verify(config: VerifyConfig, as_json: bool) -> int:
+    from eyas_draft.export import verify
+    verdict = verify(config)
+    _show({**asdict(verdict), "verdict": "fail" if verdict.faults else "pass"}, as_json)
+    return 1 if verdict.faults else 0
+
+
+def _eval(config: EvalConfig, as_json: bool) -> int:
+    from eyas_draft.evaluate import evaluate
+    report = evaluate(config)
+    if config.out:
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(config.out, json.dumps(report) + "\n")
+        save_config(config, config.out.parent, config.out.stem + ".config.json")
+    _show(report if as_json else {k: v for k, v in report.items() if k != "outputs"}, as_json)
+    return 0
+
+
+def _vocab(config: VocabConfig, as_json: bool) -> int:
+    from eyas_draft.setup import special_ids_seen
+    from eyas_draft.store import Store
+    from eyas_draft.vocab import choose_vocab, coverage, render
+    counts = Store(config.store, verify=config.verify_store).token_counts()
+    always = special_ids_seen(config.target, counts) if config.target else ()
+    report = coverage(counts, choose_vocab(counts, config.vocab_size, always), config.chain)
+    if as_json:
+        _show(to_plain(report), True)
+        return 0
+    texts: dict[int, str] = {}
+    if config.target:
+        from transformers import AutoTokenizer
+        tokenizer = AutoTokenizer.from_pretrained(config.target)
+        texts = {token_id: tokenizer.decode([token_id]) for token_id, _ in report.lost_ids}
+    print(render(report, texts))
+    return 0
+
+
+def _show(values: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(values))
+        return
+    width = max(map(len, values))
+    for name, value in values.items():
+        print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")

@@ -1,0 +1,174 @@
+"""The settings of every subcommand: frozen dataclasses whose docstrings are the help texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a draft from a store of hidden states.
+
+    Attributes:
+        store: folder written by eyas-extract.
+        target: Hugging Face folder of the target, the one the store was extracted from.
+        out: run folder; an interrupted run in it is continued.
+        vocab_size: rows of the draft's head, the most frequent trained tokens; 0 for the target's vocabulary.
+        num_layers: decoder layers of the draft.
+        intermediate_size: width of the feed-forward; 0 for the target's.
+        fc_norm: normalise each aux state before fc (EAGLE-3.1).
+        norm_output: feed the normed state to the next step (EAGLE-3.1).
+        init: start from the target's last layer, or from random weights.
+        ttt_steps: unrolled steps.
+        decay: step i weighs decay^i in the loss.
+        epochs: passes over the store.
+        tokens_per_batch: packed tokens of one forward pass, prompts included.
+        accumulate: forward passes per optimiser step.
+        lr: peak learning rate.
+        warmup: share of the steps over which the rate rises; then it falls as a cosine to final_lr * lr.
+        final_lr: where the cosine ends, as a share of lr.
+        weight_decay: of AdamW.
+        beta2: second-moment decay of AdamW (the first is 0.9).
+        clip: largest norm of the gradient.
+        precision: bf16 computes in bfloat16 with float32 master weights; fp32 computes in float32.
+        seed: of weights, order and held-out samples.
+        device: cpu, cuda, cuda:1, ...
+        holdout: share of the samples held out to measure on.
+        chain: draft steps of the expected acceptance length.
+        checkpoint_every: optimiser steps between checkpoints, each with a measurement; 0 for the end of each epoch.
+        keep: newest checkpoints kept, beside the best.
+        max_bad_samples: samples with NaN or infinite states passed over before the run stops.
+        verify_store: compare every shard with its SHA-256 when first read.
+        log_seconds: seconds between progress lines where there is no terminal.
+    """
+
+    store: Path
+    target: Path
+    out: Path
+    vocab_size: int = 6144
+    num_layers: int = 1
+    intermediate_size: int = 0
+    fc_norm: bool = False
+    norm_output: bool = False
+    init: Literal["target", "random"] = "target"
+    ttt_steps: int = 7
+    decay: float = 0.8
+    epochs: int = 6
+    tokens_per_batch: int = 2048
+    accumulate: int = 1
+    lr: float = 1e-3
+    warmup: float = 0.03
+    final_lr: float = 0.0
+    weight_decay: float = 0.01
+    beta2: float = 0.95
+    clip: float = 0.5
+    precision: Literal["fp32", "bf16"] = "bf16"
+    seed: int = 0
+    device: str = "cpu"
+    holdout: float = 0.03
+    chain: int = 3
+    checkpoint_every: int = 0
+    keep: int = 2
+    max_bad_samples: int = 10
+    verify_store: bool = True
+    log_seconds: float = 10.0
+
+
+FREE_ON_RESUME = ("store", "target", "out", "keep", "verify_store", "log_seconds")
+"""Fields of TrainConfig that may change when a run is continued: they do not change its result."""
+
+
+@dataclass(frozen=True)
+class VocabConfig:
+    """Report what a draft vocabulary of a given size would cover.
+
+    Attributes:
+        store: folder written by eyas-extract.
+        vocab_size: rows of the draft's head; 0 for the target's vocabulary.
+        target: Hugging Face folder of the target, to show the lost tokens as text.
+        chain: draft steps of the ceiling.
+        verify_store: compare every shard with its SHA-256.
+    """
+
+    store: Path
+    vocab_size: int = 6144
+    target: Path | None = None
+    chain: int = 3
+    verify_store: bool = True
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write a trained draft as SGLang reads it.
+
+    Attributes:
+        run: run folder of eyas-draft train.
+        out: draft folder to write.
+        checkpoint: the best by expected acceptance length, or the last.
+        engine_version: SGLang's version, which decides how layer ids are written; empty for the newest known.
+    """
+
+    run: Path
+    out: Path
+    checkpoint: Literal["best", "last"] = "best"
+    engine_version: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    """Compare an exported draft, read afresh, with the trainer's weights on samples of the store.
+
+    Attributes:
+        run: run folder.
+        draft: exported folder.
+        store: folder written by eyas-extract.
+        target: Hugging Face folder of the target.
+        checkpoint: which checkpoint was exported.
+        samples: how many samples to compare on.
+    """
+
+    run: Path
+    draft: Path
+    store: Path
+    target: Path
+    checkpoint: Literal["best", "last"] = "best"
+    samples: int = 4
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Measure a draft by real tree speculative decoding with the Hugging Face target.
+
+    Attributes:
+        draft: exported draft folder.
+        target: Hugging Face folder of the target.
+        prompts: JSONL, one conversation a line (`messages` or `conversations`); the assistant's last turn is dropped.
+        steps: draft steps of a round (--speculative-num-steps).
+        topk: branches (--speculative-eagle-topk).
+        num_draft_tokens: nodes verified in a round, root included (--speculative-num-draft-tokens); 0: steps + 1.
+        max_new_tokens: longest answer.
+        limit: prompts read; 0 for all.
+        batch_size: prompts decoded together.
+        dtype: of both models.
+        device: cpu, cuda, ...
+        ops: tree and attention operations of eyas_native, or their plain torch statement.
+        compare_greedy: also decode without the draft and compare token for token.
+        out: report file (JSON); the standard output where absent.
+    """
+
+    draft: Path
+    target: Path
+    prompts: Path
+    steps: int = 3
+    topk: int = 1
+    num_draft_tokens: int = 0
+    max_new_tokens: int = 128
+    limit: int = 0
+    batch_size: int = 32
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    ops: Literal["native", "torch"] = "native"
+    compare_greedy: bool = False
+    out: Path | None = None

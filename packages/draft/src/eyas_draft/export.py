@@ -1,0 +1,129 @@
+"""A trained run -> the folder that SGLang serves, and the proof that it is the same draft."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import torch
+from eyas_contract import Contract, InvalidInput
+from eyas_contract.commands import save_config
+from eyas_contract.contract import read_json, write_text_atomic
+from eyas_contract.engines import sglang
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eyas_draft import checkpoint
+from eyas_draft.attention import TttAttention
+from eyas_draft.batches import Batch
+from eyas_draft.config import ExportConfig, VerifyConfig
+from eyas_draft.loading import config_faults, load_draft
+from eyas_draft.model import DraftModel
+from eyas_draft.setup import require_target
+from eyas_draft.store import Store
+from eyas_draft.target_weights import TargetWeights
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def export(config: ExportConfig) -> dict[str, object]:
+    """Write config.json, model.safetensors and contract.json; returns a summary.
+
+    Config, tensor names and ids come from the contract alone; the weights are written last, under a temporary name.
+
+    Raises:
+        InvalidInput: a run without contract sections or checkpoint, or what SGLang cannot serve.
+    """
+    contract = Contract.load(config.run)
+    if contract.draft is None or contract.vocab is None:
+        raise InvalidInput(str(config.run), "no vocab or draft section in contract.json", "a run of eyas-draft train",
+                           "Give the run's folder.")
+    engine = _engine(config.engine_version)
+    state = checkpoint.require(config.run, config.checkpoint)
+    dtype = _dtype(contract.draft.dtype)
+    tensors: dict[str, Tensor] = {sglang.export_name(name): value.to(dtype).contiguous()
+                                  for name, value in state["model"].items()}
+    tensors["d2t"] = torch.tensor(contract.vocab.d2t(), dtype=torch.int64)
+    tensors["t2d"] = torch.tensor(contract.vocab.t2d(), dtype=torch.bool)
+    config.out.mkdir(parents=True, exist_ok=True)
+    contract.save(config.out)
+    write_text_atomic(config.out / "config.json", json.dumps(sglang.export_config(contract, engine), indent=1) + "\n")
+    temporary = config.out / ".model.safetensors.tmp"
+    save_file(tensors, temporary, metadata={"format": "pt", **contract.digests()})
+    temporary.replace(config.out / "model.safetensors")
+    save_config(config, config.out)
+    return {"out": str(config.out), "step": state["step"], "acceptance_length_heldout": state["best"],
+            "tensors": len(tensors), "parameters": sum(t.numel() for n, t in tensors.items() if n not in ("d2t", "t2d")),
+            "dtype": contract.draft.dtype}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of `verify`.
+
+    Attributes:
+        samples, rows: compared.
+        largest_difference: of the logits, relative to the largest logit.
+        faults: what is wrong; empty where the export is the trained draft.
+    """
+
+    samples: int
+    rows: int
+    largest_difference: float
+    faults: tuple[str, ...]
+
+
+@torch.no_grad()
+def verify(config: VerifyConfig) -> Verdict:
+    """Load the exported folder afresh and compare its logits, two steps deep, with the trainer's weights.
+
+    The trainer's weights are rounded to the exported dtype, and both sides compute in float32 with their own tensors;
+    so equal means equal.
+
+    Raises:
+        InvalidInput, ContractMismatch, CorruptFile: an export, store or target that cannot be compared.
+    """
+    store = Store(config.store)
+    target = require_target(store.contract, config.store, config.target)
+    weights = TargetWeights.load(config.target, target)
+    embedding = weights.embedding_vh.float()
+    exported, contract = load_draft(config.draft, embedding)
+    trained_contract = Contract.load(config.run)
+    faults = [] if contract == trained_contract else ["contract.json is not the run's"]
+    engine = read_json(config.draft / "config.resolved.json", "the settings of the export").get("engine_version", "")
+    faults += config_faults(config.draft, contract, _engine(engine))
+    assert trained_contract.draft is not None
+    trained = DraftModel(trained_contract.draft, embedding)
+    dtype = _dtype(trained_contract.draft.dtype)
+    state = checkpoint.require(config.run, config.checkpoint)["model"]
+    trained.load_state_dict({name: value.to(dtype).float() for name, value in state.items()})
+    exported = exported.float()
+    worst, rows = 0.0, 0
+    indices = range(min(config.samples, len(store)))
+    for index in indices:
+        batch = Batch.pack([store.sample(index)], torch.device("cpu"))
+        mine, theirs = two_steps(trained, batch), two_steps(exported, batch)
+        rows += mine.shape[0]
+        worst = max(worst, float((mine - theirs).abs().max() / mine.abs().max().clamp(min=1e-9)))
+    if worst > 1e-5:
+        faults.append(f"logits differ from the trainer's by {worst:.2g} of the largest")
+    return Verdict(len(indices), rows, worst, tuple(faults))
+
+
+def two_steps(model: DraftModel, batch: Batch) -> Tensor:
+    """Logits of step 0 (target's states) and step 1 (own states) side by side: [2T, V]."""
+    attend = TttAttention(batch.lengths, model.spec.num_layers, batch.input_ids_t.device)
+    ids = batch.input_ids_t.roll(-1)
+    first, hidden = model(ids, model.fuse(batch.aux_tke.float()), batch.positions_t, attend)
+    second, _ = model(ids.roll(-1), hidden, batch.positions_t + 1, attend)
+    return model.lm_head(torch.cat((first, second))).float()
+
+
+def _engine(version: str) -> sglang.Version:
+    return sglang.parse_version(version) if version else sglang.NEWEST
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise InvalidInput("contract.draft.dtype", name, f"one of {sorted(DTYPES)}, by export", "Train with such a dtype.")
+    return DTYPES[name]

@@ -1,0 +1,35 @@
+"""Tensors of safetensors files as memory maps: nothing is read until used."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from eyas_contract.safetensors_header import TensorInfo
+from torch import Tensor
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
+          "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+          "F8_E4M3": torch.float8_e4m3fn}
+
+
+def map_tensor(info: TensorInfo) -> Tensor:
+    """The tensor as a copy-on-write map of its file; shape and dtype as the header says."""
+    if info.end == info.start:
+        return torch.empty(info.shape, dtype=DTYPES[info.dtype])
+    raw = np.memmap(info.file, dtype=np.uint8, mode="c", offset=info.start, shape=(info.end - info.start,))
+    return torch.from_numpy(raw).view(DTYPES[info.dtype]).view(info.shape)
+
+
+def sha256_of(info: TensorInfo) -> str:
+    """SHA-256 (hex) of the tensor's bytes in the file."""
+    hasher = hashlib.sha256()
+    with info.file.open("rb") as source:
+        source.seek(info.start)
+        left = info.end - info.start
+        while left:
+            block = source.read(min(left, 1 << 24))
+            hasher.update(block)
+            left -= len(block)
+    return hasher.hexdigest()

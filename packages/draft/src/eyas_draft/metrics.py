@@ -1,0 +1,42 @@
+"""`metrics.jsonl`: one line per optimiser step and one per measurement, none lost or doubled by a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from eyas_contract.contract import write_text_atomic
+
+NAME = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends lines; on opening, forgets those after the step from which the run continues.
+
+    Args:
+        run: run folder.
+        step: optimiser steps already in the checkpoint that is continued (0: a new run).
+    """
+
+    def __init__(self, run: Path, step: int) -> None:
+        path = run / NAME
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step] if step else []
+        write_text_atomic(path, "".join(kept))
+        self._sink: TextIO = path.open("a", encoding="utf-8")
+
+    def write(self, **values: Any) -> None:
+        """Append one line and hand it to the system."""
+        self._sink.write(json.dumps(values) + "\n")
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._sink.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines that end in a newline; a kill may have left half a line."""
+    if not path.is_file():
+        return []
+    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]

@@ -1,0 +1,186 @@
+"""The EAGLE-3 draft, computed exactly as SGLang serves it; training and the reference decoder share this one module.
+
+Attention is passed in: the module makes queries, keys and values and applies the rotary embedding, the caller decides
+what may be seen (`attention.TttAttention` in training, `pool.PagedAttention` in decoding).
+
+Shape suffixes: T tokens, H hidden, I intermediate, Q query heads, G key/value heads, D head width, V draft vocabulary,
+K aux states, E target hidden.
+
+Source: `LlamaModel.forward` and `LlamaDecoderLayer.forward` in SGLang's `srt/models/llama_eagle3.py` (0.5.20).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from eyas_contract import DraftSpec, InvalidInput, llama_tensors
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q_TQD, k_TGD, v_TGD) -> out_TQD."""
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those that do not depend on the length of the sequence
+
+
+class RmsNorm(nn.Module):
+    """RMSNorm, mean of squares in float32 (or wider), as SGLang's `RMSNorm`."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis; the result has x's dtype."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (scaled * self.weight).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections and rotary embedding; what is attended to is the caller's."""
+
+    def __init__(self, spec: DraftSpec, width: int) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self.q_proj = nn.Linear(width, spec.num_heads * spec.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, spec.num_kv_heads * spec.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, spec.num_kv_heads * spec.head_dim, bias=False)
+        self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
+
+    def forward(self, x_tw: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, layer: int) -> Tensor:
+        """x [T, W], rope (cos, sin) [T, 1, D] -> [T, H]."""
+        q_tqd = rotate(self.q_proj(x_tw).view(-1, self.num_heads, self.head_dim), rope)
+        k_tgd = rotate(self.k_proj(x_tw).view(-1, self.num_kv_heads, self.head_dim), rope)
+        v_tgd = self.v_proj(x_tw).view(-1, self.num_kv_heads, self.head_dim)
+        out: Tensor = self.o_proj(attend(layer, q_tqd, k_tgd, v_tgd).flatten(1))
+        return out
+
+
+class Mlp(nn.Module):
+    """Gated feed-forward."""
+
+    def __init__(self, spec: DraftSpec) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+        self.activation = ACT2FN[spec.hidden_act]
+
+    def forward(self, x_th: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        out: Tensor = self.down_proj(self.activation(self.gate_proj(x_th)) * self.up_proj(x_th))
+        return out
+
+
+class Layer(nn.Module):
+    """One decoder layer. Layer 0 reads [embedding, hidden] side by side and keeps the un-normed hidden as residual."""
+
+    def __init__(self, spec: DraftSpec, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.input_layernorm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.hidden_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.self_attn = Attention(spec, (2 if index == 0 else 1) * spec.hidden_size)
+        self.post_attention_layernorm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.mlp = Mlp(spec)
+
+    def forward(self, embeds_th: Tensor, hidden_th: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """[T, H] -> the residual stream after the layer, [T, H]."""
+        x = self.hidden_norm(hidden_th)
+        if self.index == 0:
+            x = torch.cat((self.input_layernorm(embeds_th), x), dim=-1)
+        residual = hidden_th + self.self_attn(x, rope, attend, self.index)
+        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return out
+
+
+class DraftModel(nn.Module):
+    """A Llama-style EAGLE-3 draft. Parameter names are those of `eyas_contract.llama_tensors`.
+
+    The embedding is the target's: `embedding_vh` [target vocabulary, H], a frozen buffer outside the state dict.
+
+    Raises:
+        InvalidInput: a kind or rotary embedding that this module does not compute.
+    """
+
+    embedding_vh: Tensor
+
+    def __init__(self, spec: DraftSpec, embedding_vh: Tensor) -> None:
+        super().__init__()
+        check_supported(spec)
+        assert embedding_vh.shape == (spec.target_vocab_size, spec.hidden_size), embedding_vh.shape
+        self.spec = spec
+        self.register_buffer("embedding_vh", embedding_vh, persistent=False)
+        self.fc = nn.Linear(spec.num_aux * spec.target_hidden_size, spec.hidden_size, bias=False)
+        if spec.fc_norm:
+            self.fc_norm = nn.ModuleList(RmsNorm(spec.target_hidden_size, spec.rms_norm_eps)
+                                         for _ in range(spec.num_aux))
+        self.layers = nn.ModuleList(Layer(spec, i) for i in range(spec.num_layers))
+        self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.lm_head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
+        self.rotary = LlamaRotaryEmbedding(LlamaConfig(
+            hidden_size=spec.hidden_size, num_attention_heads=spec.num_heads, head_dim=spec.head_dim,
+            max_position_embeddings=spec.max_position_embeddings, rope_parameters=spec.rope.to_config()))
+        assert {n: tuple(p.shape) for n, p in self.named_parameters()} == llama_tensors(spec)
+
+    def fuse(self, aux_tke: Tensor) -> Tensor:
+        """Target states [T, K*E] -> draft hidden [T, H]; own states skip this, as in serving."""
+        if self.spec.fc_norm:
+            chunks = aux_tke.chunk(self.spec.num_aux, dim=-1)
+            aux_tke = torch.cat([norm(c) for norm, c in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+        out: Tensor = self.fc(aux_tke)
+        return out
+
+    def forward(self, input_ids_t: Tensor, hidden_th: Tensor, positions_t: Tensor,
+                attend: Attend) -> tuple[Tensor, Tensor]:
+        """One pass of the layers.
+
+        Args:
+            input_ids_t: int64 [T], target ids; at step 0 the token after the one whose state is in `hidden_th`.
+            hidden_th: [T, H], `fuse` of the target's states, or the recurrent output of the step before.
+            positions_t: int64 [T], rotary positions.
+            attend: attention.
+
+        Returns:
+            normed [T, H] for `lm_head`, and the state [T, H] that the next step is fed: the residual stream, or the
+            normed state where the spec says `norm_output`.
+        """
+        embeds = F.embedding(input_ids_t, self.embedding_vh).to(hidden_th.dtype)
+        cos, sin = self.rotary(hidden_th, positions_t[None])
+        rope = (cos[0, :, None], sin[0, :, None])
+        for layer in self.layers:
+            hidden_th = layer(embeds, hidden_th, rope, attend)
+        normed = self.norm(hidden_th)
+        return normed, normed if self.spec.norm_output else hidden_th
+
+
+def rotate(x_tnd: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding, halves rotated (neox style). x [T, N, D], rope (cos, sin) [T, 1, D]."""
+    cos, sin = rope
+    low, high = x_tnd.chunk(2, dim=-1)
+    return (x_tnd * cos + torch.cat((-high, low), dim=-1) * sin).to(x_tnd.dtype)
+
+
+def check_supported(spec: DraftSpec) -> None:
+    """Raise InvalidInput naming everything in `spec` that this module does not compute."""
+    faults = []
+    if spec.kind != "llama":
+        faults.append(f"kind {spec.kind}")
+    if spec.rope.type not in ROPE_TYPES:
+        faults.append(f"rope type {spec.rope.type}")
+    if spec.own_embedding:
+        faults.append("an embedding of its own")
+    if spec.hidden_size != spec.target_hidden_size:
+        faults.append(f"hidden_size {spec.hidden_size} beside the target's {spec.target_hidden_size}")
+    if spec.hidden_act not in ACT2FN:
+        faults.append(f"hidden_act {spec.hidden_act}")
+    if faults:
+        raise InvalidInput("contract.draft", ", ".join(faults),
+                           f"a llama draft that shares the target's embedding, rope one of {list(ROPE_TYPES)}",
+                           "Correct the draft's settings.")
