@@ -21,7 +21,8 @@ LOW = 1.2
 
 def check_log(lines: Iterable[str]) -> list[Finding]:
     """Findings from a server's log, most severe first; lines are streamed and none is kept."""
-    rounds, total, most, skipped, simulated = 0, 0.0, 0.0, set(), False
+    rounds, total, most, simulated = 0, 0.0, 0.0, False
+    skipped: set[str] = set()
     for line in lines:
         for match in _ACCEPT.finditer(line):
             rounds, total, most = rounds + 1, total + float(match[1]), max(most, float(match[1]))
