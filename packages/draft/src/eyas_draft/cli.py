@@ -1,4 +1,4 @@
-"""The command `eyas-draft`: train, export, verify, eval, vocab. The only module that prints."""
+"""The command `eyas-draft`: train, export, convert, verify, eval, vocab. The only module that prints."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import tyro
+
 from eyas_contract.canonical import to_plain
 from eyas_contract.commands import expand_config, run_command, save_config
 from eyas_contract.contract import write_text_atomic
-
 from eyas_draft.config import EvalConfig, ExportConfig, TrainConfig, VerifyConfig, VocabConfig
+from eyas_draft.convert import ConvertConfig
 
 COMMANDS: dict[str, type] = {"train": TrainConfig, "export": ExportConfig, "verify": VerifyConfig,
-                             "eval": EvalConfig, "vocab": VocabConfig}
+                             "eval": EvalConfig, "vocab": VocabConfig, "convert": ConvertConfig}
 AnyConfig = (
     Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[ExportConfig, tyro.conf.subcommand("export")]
     | Annotated[VerifyConfig, tyro.conf.subcommand("verify")]
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
     | Annotated[VocabConfig, tyro.conf.subcommand("vocab")]
+    | Annotated[ConvertConfig, tyro.conf.subcommand("convert")]
 )
 
 
@@ -37,7 +39,7 @@ def _run(words: list[str], as_json: bool) -> int:
     config: Any = tyro.cli(AnyConfig, prog="eyas-draft", description=DESCRIPTION,  # type: ignore[call-overload]
                            args=expand_config(words, COMMANDS))
     handlers = {TrainConfig: _train, ExportConfig: _export, VerifyConfig: _verify, EvalConfig: _eval,
-                VocabConfig: _vocab}
+                VocabConfig: _vocab, ConvertConfig: _convert}
     return handlers[type(config)](config, as_json)
 
 
@@ -68,6 +70,16 @@ def _verify(config: VerifyConfig, as_json: bool) -> int:
     verdict = verify(config)
     _show({**asdict(verdict), "verdict": "fail" if verdict.faults else "pass"}, as_json)
     return 1 if verdict.faults else 0
+
+
+def _convert(config: ConvertConfig, as_json: bool) -> int:
+    from eyas_draft.convert import convert
+    done = convert(config)
+    if as_json:
+        _show({**asdict(done), "out": str(done.out)}, True)
+    else:
+        print("\n".join(done.lines()))
+    return 0
 
 
 def _eval(config: EvalConfig, as_json: bool) -> int:

@@ -99,7 +99,7 @@ def _convention(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Findin
     n, result = case.spec.num_layers, []
     boundaries = [2, n // 2, n - 3]
     for where, ids in readings.items():
-        written = eagle_config(case.config).get(_KEY) or case.config.get(_KEY)
+        written = _read_first(case)
         raw_is_boundary = written == boundaries and n >= 6
         raw_is_output = written == [i - 1 for i in boundaries] and n >= 6
         as_output = written is not None and list(ids) == written
@@ -125,6 +125,14 @@ def _convention(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Findin
                                   f"layers {', '.join(map(str, ids))} (0-based), which are the boundaries "
                                   f"{[i + 1 for i in ids]}", "Nothing, if those were trained on."))
     return result
+
+
+def _read_first(case: Case) -> list[int] | None:
+    """The ids as written in the place that this engine looks at first."""
+    places = [eagle_config(case.config).get(_KEY)]
+    if case.engine == "vllm":
+        places.insert(0, case.config.get(_KEY))
+    return next((ids for ids in places if ids), None)
 
 
 def _disabled(case: Case) -> list[Finding]:
