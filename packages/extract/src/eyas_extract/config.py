@@ -1,0 +1,113 @@
+"""What each command of eyas-extract can be told. Field names are flags, and keys of a --config file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ModelDtype = Literal["auto", "bfloat16", "float16", "float32"]
+Overlong = Literal["reject", "truncate"]
+StoreDtype = Literal["auto", "bf16", "fp16", "fp32"]
+
+
+@dataclass(frozen=True)
+class RegenerateConfig:
+    """Answers by the target itself, so that the draft learns what the target says."""
+
+    target: Path
+    """the target's Hugging Face folder"""
+    prompts: Path
+    """JSONL of conversations; their assistant turns are replaced, and a last user turn is answered"""
+    out: Path
+    """JSONL to write; `<out>.partial` beside it while it grows"""
+    max_new_tokens: int = 512
+    """most tokens of an answer"""
+    turns: Literal["all", "last"] = "all"
+    """regenerate every assistant turn in order, or the last only"""
+    temperature: float = 0.0
+    """0 is greedy"""
+    top_p: float = 1.0
+    """sample from the smallest set of tokens with this probability"""
+    top_k: int = 0
+    """sample from the k likeliest tokens; 0 for all"""
+    seed: int = 0
+    """of sampling"""
+    batch_size: int = 128
+    """conversations a batch; a batch is also what a kill can cost"""
+    kv_gib: float = 4.0
+    """most memory for keys and values; longer prompts make smaller batches"""
+    dtype: ModelDtype = "auto"
+    """of the weights; auto is the checkpoint's own"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto is cuda where there is one"""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Hidden states of the target on conversations, into a store."""
+
+    target: Path
+    """the target's Hugging Face folder"""
+    data: Path
+    """JSONL of conversations"""
+    out: Path
+    """the store; the same command continues one that is not complete"""
+    aux_layers: tuple[int, ...] = ()
+    """output of decoder layer k, 0-based; default 1, n/2 - 1, n - 4"""
+    max_length: int = 4096
+    """most tokens of a sample"""
+    overlong: Overlong = "reject"
+    """what happens to longer ones"""
+    store_dtype: StoreDtype = "auto"
+    """of the stored states; auto is the model's"""
+    shard_tokens: int = 16384
+    """tokens a shard, about; a shard is also what a kill can cost"""
+    batch_tokens: int = 4096
+    """most tokens of one forward pass, padding included"""
+    dtype: ModelDtype = "auto"
+    """of the weights; auto is the checkpoint's own"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto is cuda where there is one"""
+    json: bool = False
+    """print the summary as JSON"""
+
+
+@dataclass(frozen=True)
+class PlanConfig(RunConfig):
+    """What a run with the same flags will need: bytes, disk, time. Writes nothing."""
+
+    probe: bool = True
+    """load the target and time one batch"""
+
+
+@dataclass(frozen=True)
+class ShowConfig:
+    """The tokens of one sample, those that are trained on marked."""
+
+    target: Path
+    """the target's Hugging Face folder"""
+    data: Path | None = None
+    """JSONL of conversations; or"""
+    store: Path | None = None
+    """a store"""
+    index: int = 0
+    """which sample, from 0"""
+    id: str = ""
+    """which sample, by its id"""
+    max_length: int = 4096
+    """most tokens of a sample"""
+    overlong: Overlong = "reject"
+    """what happens to longer ones"""
+    json: bool = False
+    """print as JSON"""
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """Checksums, shapes, counts and values of a store; exit code 1 where something is damaged."""
+
+    store: Path
+    """the store"""
+    json: bool = False
+    """print as JSON"""

@@ -1,0 +1,251 @@
+"""The extraction loop: conversations -> samples -> states -> shards, continued where it stopped.
+
+A shard's samples follow from the input's order and the settings, and its batches from its samples, so an interrupted
+run and an undisturbed one write the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import torch
+
+from eyas_contract import (
+    CaptureSpec,
+    Contract,
+    EyasError,
+    InvalidInput,
+    SampleRecord,
+    TargetSpec,
+    default_aux_layer_ids,
+    store_tensors,
+)
+from eyas_contract.commands import Progress, save_config
+from eyas_extract.capture import Capture
+from eyas_extract.config import RunConfig
+from eyas_extract.conversations import Reject, file_sha256, read_conversations
+from eyas_extract.mask import Sample, encode
+from eyas_extract.store import Source, StoreWriter
+from eyas_extract.target import DTYPES, STORE_DTYPES, Target, load_target, pick_device, stop_ids
+from eyas_extract.template import ChatTemplate
+
+
+@dataclass
+class Pending:
+    """What the next shard will hold: samples, rejects among its lines, and the line after them."""
+
+    samples: list[Sample] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    next_line: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the samples."""
+        return sum(len(s.input_ids) for s in self.samples)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a store holds after a run.
+
+    Attributes:
+        rows: input lines.
+        samples, tokens, trained_tokens: kept; trained are those with loss mask 1.
+        rejected: reason (numbers as N) and how often.
+        bytes: of all shards.
+        check: what the first check of the target found; empty where nothing was left to do.
+        new_tokens, seconds: of this run.
+    """
+
+    rows: int
+    samples: int
+    tokens: int
+    trained_tokens: int
+    rejected: dict[str, int]
+    bytes: int
+    check: str
+    new_tokens: int
+    seconds: float
+
+
+def run(config: RunConfig) -> Summary:
+    """Extract everything that is not in the store yet.
+
+    Raises:
+        EyasError: unusable input, a store of something else, a target that cannot be captured, a full disk, or not
+            one row that can be trained on.
+    """
+    started = time.monotonic()
+    device = pick_device(config.device)
+    contract, source = describe(config, device)
+    template = ChatTemplate(config.target, sorted(stop_ids(config.target)))
+    writer = StoreWriter(config.out, contract, source)
+    try:
+        save_config(config, config.out)
+        already, check = writer.manifest.num_tokens, ""
+        if not writer.manifest.complete:
+            check = _extract(config, device, template, writer)
+        rows = sum(1 for _ in config.data.open("rb"))
+        return _summary(writer, rows, check, already, time.monotonic() - started, config)
+    finally:
+        writer.close()
+
+
+def describe(config: RunConfig, device: str) -> tuple[Contract, Source]:
+    """The contract of what will be stored, and every setting that its bytes depend on.
+
+    Raises:
+        InvalidInput: no target, or settings that do not fit it (all named).
+    """
+    spec = TargetSpec.from_folder(config.target)
+    dtype = spec.dtype if config.dtype == "auto" else config.dtype
+    names = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+    faults = [f"{name} {value}" for name in ("max_length", "shard_tokens", "batch_tokens")
+              if (value := getattr(config, name)) < 2]
+    aux = config.aux_layers
+    try:
+        aux = aux or default_aux_layer_ids(spec.num_layers)
+    except ValueError as error:
+        faults.append(str(error))
+    if aux and (list(aux) != sorted(set(aux)) or aux[0] < 0 or aux[-1] >= spec.num_layers):
+        faults.append(f"aux_layers {list(aux)} in a target of {spec.num_layers} layers")
+    if dtype not in DTYPES:
+        faults.append(f"weights of dtype {dtype}: name one with --dtype")
+    if faults:
+        raise InvalidInput("settings", "; ".join(faults), "at least 2 tokens, and ascending layers within the target",
+                           "Correct the flags.")
+    stored = names[dtype if config.store_dtype == "auto" else config.store_dtype]
+    capture = CaptureSpec(tuple(aux), spec.hidden_size, "pre_norm", store_tensors(stored), config.max_length)
+    source: Source = {"input_sha256": file_sha256(config.data), "overlong": config.overlong,
+                      "shard_tokens": config.shard_tokens, "batch_tokens": config.batch_tokens,
+                      "model_dtype": dtype, "device": device.partition(":")[0]}
+    return Contract(spec, capture), source
+
+
+def _extract(config: RunConfig, device: str, template: ChatTemplate, writer: StoreWriter) -> str:
+    """Make and commit the shards that are missing; returns what the target's check found."""
+    target: Target | None = None
+    check = ""
+    progress = Progress(sum(1 for _ in config.data.open("rb")), "rows", "extract", already=writer.next_line - 1)
+    dtype = STORE_DTYPES[writer.contract.capture.tensors[2].dtype]
+    kept: list[Reject] = []
+    for pending in shards(config, template, writer.next_line, progress):
+        if pending.samples:
+            if target is None:
+                target = load_target(config.target, device, config.dtype)
+                with Capture(target, writer.contract.capture.aux_layer_ids) as capture:
+                    check = capture.check(pending.samples[0].input_ids)
+            with Capture(target, writer.contract.capture.aux_layer_ids) as capture:
+                tensors, records, faulty = fill(capture, pending.samples, config.batch_tokens, dtype, progress)
+            pending.rejects += faulty
+            pending.rejects.sort(key=lambda r: r.line)
+            if records:
+                writer.commit(tensors, records, [*kept, *pending.rejects], pending.next_line)
+                kept.clear()
+                continue
+        kept += pending.rejects
+    writer.finish(kept)
+    progress.close(f"{writer.manifest.num_tokens:,} tokens")
+    return check
+
+
+def shards(config: RunConfig, template: ChatTemplate, first_line: int, progress: Progress | None = None
+           ) -> Iterator[Pending]:
+    """Cut the input, from a line on, into shards: at the first row with which a shard has `shard_tokens`."""
+    pending = Pending(next_line=first_line)
+    for row in read_conversations(config.data):
+        if row.line < first_line:
+            continue
+        if isinstance(row, Reject):
+            pending.rejects.append(row)
+            samples: list[Sample] = []
+        else:
+            samples, reasons = encode(row, template, max_length=config.max_length, overlong=config.overlong)
+            pending.samples += samples
+            pending.rejects += [Reject(row.line, row.id, reason) for reason in reasons]
+        if progress:
+            progress.total += max(0, len(samples) - 1)
+            progress.update(0 if samples else 1)
+        pending.next_line = row.line + 1
+        if pending.tokens >= config.shard_tokens:
+            yield pending
+            pending = Pending(next_line=pending.next_line)
+    if pending.samples or pending.rejects:
+        yield pending
+
+
+def batches(samples: Sequence[Sample], batch_tokens: int) -> list[list[int]]:
+    """Numbers of samples that go through the target together: of like length, at most `batch_tokens` with padding."""
+    result: list[list[int]] = []
+    for index in sorted(range(len(samples)), key=lambda i: (len(samples[i].input_ids), i)):
+        width = len(samples[index].input_ids)
+        if result and (len(result[-1]) + 1) * width <= batch_tokens:
+            result[-1].append(index)
+        else:
+            result.append([index])
+    return result
+
+
+def fill(capture: Capture, samples: Sequence[Sample], batch_tokens: int, dtype: torch.dtype,
+         progress: Progress | None = None) -> tuple[dict[str, torch.Tensor], list[SampleRecord], list[Reject]]:
+    """One shard's tensors and records, and rejects for samples whose states cannot be used."""
+    lengths = [len(s.input_ids) for s in samples]
+    bounds = [0, *accumulate(lengths)]
+    width = (len(capture.aux_layer_ids) + 1) * capture.target.spec.hidden_size
+    states = torch.empty(bounds[-1], width, dtype=dtype)
+    faults: dict[int, str] = {}
+    start, done = time.monotonic(), 0
+    for batch in batches(samples, batch_tokens):
+        out = capture.states([samples[i].input_ids for i in batch])
+        together = torch.cat([*out.aux, out.last], dim=-1).to(dtype).cpu()
+        for row, i in enumerate(batch):
+            states[bounds[i]:bounds[i + 1]] = together[row, :lengths[i]]
+            fault = state_fault(states[bounds[i]:bounds[i + 1]], capture)
+            if fault:
+                faults[i] = fault
+        done += sum(lengths[i] for i in batch)
+        if progress:
+            progress.update(len(batch), f"{done / (time.monotonic() - start):,.0f} tokens/s")
+    good = [i for i in range(len(samples)) if i not in faults]
+    if faults:
+        states = torch.cat([states[bounds[i]:bounds[i + 1]] for i in good] or [states[:0]])
+    split = width - capture.target.spec.hidden_size
+    tensors = {
+        "input_ids": torch.tensor([t for i in good for t in samples[i].input_ids], dtype=torch.int32),
+        "loss_mask": torch.tensor([m for i in good for m in samples[i].loss_mask], dtype=torch.uint8),
+        "aux_hidden_states": states[:, :split], "last_hidden_state": states[:, split:],
+        "sample_offsets": torch.tensor([0, *accumulate(lengths[i] for i in good)], dtype=torch.int64)}
+    records = [SampleRecord(samples[i].id, lengths[i], samples[i].trained) for i in good]
+    return tensors, records, [Reject(samples[i].line, samples[i].id, faults[i]) for i in sorted(faults)]
+
+
+def state_fault(states: torch.Tensor, capture: Capture) -> str:
+    """Why states [T, (K+1)*H] cannot be trained on: which holds how many bad values; or empty."""
+    names = [*(f"layer {k}" for k in capture.aux_layer_ids), "the last layer"]
+    size = capture.target.spec.hidden_size
+    parts = [states[:, a:b] for a, b in pairwise(range(0, states.shape[1] + 1, size))]
+    found = []
+    for name, part in zip(names, parts, strict=True):
+        bad = part.numel() - int(torch.isfinite(part).sum())
+        if bad:
+            found.append(f"{bad} non-finite values in the states of {name}")
+        elif not part.any():
+            found.append(f"all states of {name} are zero")
+    return "; ".join(found)
+
+
+def _summary(writer: StoreWriter, rows: int, check: str, already: int, seconds: float, config: RunConfig) -> Summary:
+    manifest = writer.manifest
+    reasons = Counter(re.sub(r"\d+", "N", r.reason)[:160] for r in writer.rejects)
+    if not manifest.num_samples:
+        listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(5)) or "an empty file"
+        raise EyasError(str(config.data), f"0 of {rows} rows can be trained on: {listed}",
+                        f"rows with an assistant turn within max_length {config.max_length}, by eyas-extract",
+                        f"{config.out / 'rejects.jsonl'} names each row's reason.")
+    return Summary(rows, manifest.num_samples, manifest.num_tokens, manifest.num_trained, dict(reasons.most_common()),
+                   sum(s.bytes for s in manifest.shards), check, manifest.num_tokens - already, round(seconds, 3))

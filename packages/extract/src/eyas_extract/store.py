@@ -1,0 +1,221 @@
+"""Writes a store: shards, then the manifest that makes them count. Killed at any moment, it stays valid.
+
+Order of a commit: shard to a temporary name, synced, renamed, folder synced; `rejects.jsonl` replaced; `manifest.json`
+replaced. A shard or reject that the manifest does not cover yet is made again by the next run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from eyas_contract import (
+    Contract,
+    ContractMismatch,
+    CorruptFile,
+    EyasError,
+    InvalidInput,
+    Manifest,
+    Mismatch,
+    SampleRecord,
+    ShardRecord,
+    TensorRecord,
+    compare,
+)
+from eyas_contract.canonical import digest, dumps
+from eyas_contract.contract import read_json, write_text_atomic
+from eyas_contract.safetensors_header import read_header
+from eyas_contract.store import MANIFEST_NAME, REJECTS_NAME
+from eyas_extract.conversations import Reject
+
+SOURCE_NAME = "source.json"
+NEXT_LINE = "next_line"
+TENSOR_DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int32: "I32",
+                 torch.int64: "I64", torch.uint8: "U8"}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Source = dict[str, str | int]
+
+
+@contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Turn a full disk into an EyasError that says that nothing committed is lost."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise EyasError(str(path), f"no room to write ({error.strerror})", "space on this disk, by eyas-extract",
+                        "What was committed is whole; make room and run the same command again.") from error
+
+
+class StoreWriter:
+    """A store being written, or continued where it stopped.
+
+    Args:
+        folder: of the store; made where it does not exist.
+        contract: target and capture.
+        source: input digest and every setting that the stored bytes depend on.
+
+    Raises:
+        ContractMismatch: the folder holds a store of another contract or source (every difference named).
+        InvalidInput: the folder holds something else.
+    """
+
+    def __init__(self, folder: Path, contract: Contract, source: Source) -> None:
+        self.folder, self.contract, self.source = folder, contract, source
+        self.manifest = Manifest(tuple(sorted(contract.digests().items())), digest(source), False, ())
+        self.next_line = 1
+        self.rejects: list[Reject] = []
+        with room_for(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.lock = _lock(folder)
+            if (folder / MANIFEST_NAME).is_file():
+                self._continue()
+            else:
+                self._begin()
+
+    def _begin(self) -> None:
+        names = ("contract.json", SOURCE_NAME, MANIFEST_NAME)
+        ours = {*names, *(f".{name}.tmp" for name in names)}
+        strangers = {p.name for p in self.folder.iterdir()} - ours
+        if strangers:
+            raise InvalidInput(str(self.folder), f"no manifest, but {sorted(strangers)[:5]}",
+                               "a new or empty folder, or a store", "Give another --out.")
+        self.contract.save(self.folder)
+        write_text_atomic(self.folder / SOURCE_NAME, json.dumps(self.source, indent=1, sort_keys=True) + "\n")
+        self.manifest.save(self.folder)
+
+    def _continue(self) -> None:
+        found = Manifest.load(self.folder)
+        there = str(self.folder)
+        mismatches = list(compare(Contract.load(self.folder), self.contract, there, "this run"))
+        old = read_json(self.folder / SOURCE_NAME, "the store's source settings, by eyas-extract")
+        for key in sorted({*old, *self.source}):
+            if old.get(key) != self.source.get(key):
+                mismatches.append(Mismatch(f"source.{key}", str(old.get(key)), str(self.source.get(key)), there,
+                                           "this run"))
+        if not mismatches and found.source_sha256 != self.manifest.source_sha256:
+            mismatches.append(Mismatch("manifest.source_sha256", found.source_sha256, self.manifest.source_sha256,
+                                       there, "this run"))
+        if mismatches:
+            raise ContractMismatch(tuple(mismatches), "continuing would mix two extractions in one store",
+                                   "Give another --out, or run with the store's own input and settings.")
+        self.manifest = found
+        for leftover in self.folder.glob(".shard-*.safetensors.tmp"):
+            leftover.unlink()
+        if found.shards:
+            path = self.folder / found.shards[-1].file
+            value = read_header(path).metadata.get(NEXT_LINE, "") if path.is_file() else ""
+            if not value.isdigit():
+                raise CorruptFile(str(path), "the last committed shard is missing or not ours",
+                                  "a shard with its place in the input", "Run `eyas-extract check` on the store.")
+            self.next_line = int(value)
+        path = self.folder / REJECTS_NAME
+        if path.is_file():
+            rejects = [Reject(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+            self.rejects = [r for r in rejects if found.complete or r.line < self.next_line]
+
+    def commit(self, tensors: dict[str, torch.Tensor], samples: Sequence[SampleRecord], rejects: Sequence[Reject],
+               next_line: int) -> None:
+        """Add one shard and the rejects among its lines.
+
+        Args:
+            tensors: the contract's tensors, on the CPU.
+            samples: in packed order.
+            rejects: of the lines before `next_line` that are not yet recorded.
+            next_line: first input line that is in no shard yet.
+
+        Raises:
+            EyasError: the disk is full; everything committed before is whole.
+        """
+        name = f"shard-{len(self.manifest.shards):06d}.safetensors"
+        metadata = {**self.contract.digests(), NEXT_LINE: str(next_line)}
+        with room_for(self.folder / name):
+            records, size = write_safetensors(self.folder / name, tensors, metadata)
+            shard = ShardRecord(name, size, records, tuple(samples))
+            self._save_rejects([*self.rejects, *rejects])
+            self._save_manifest(dataclasses.replace(self.manifest, shards=(*self.manifest.shards, shard)))
+        self.next_line = next_line
+
+    def finish(self, rejects: Sequence[Reject]) -> None:
+        """Record the rejects after the last shard and that the store is complete."""
+        with room_for(self.folder / MANIFEST_NAME):
+            self._save_rejects([*self.rejects, *rejects])
+            self._save_manifest(dataclasses.replace(self.manifest, complete=True))
+
+    def close(self) -> None:
+        """Let other writers in."""
+        os.close(self.lock)
+
+    def _save_rejects(self, rejects: list[Reject]) -> None:
+        write_text_atomic(self.folder / REJECTS_NAME, "".join(dumps(r) + "\n" for r in rejects))
+        self.rejects = rejects
+
+    def _save_manifest(self, manifest: Manifest) -> None:
+        manifest.save(self.folder)
+        sync_folder(self.folder)
+        self.manifest = manifest
+
+
+def _lock(folder: Path) -> int:
+    """Hold a folder against other writers until this process ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise InvalidInput(str(folder), "another eyas-extract writes to it now", "one writer a store",
+                           "Wait for it, or give another --out.") from error
+    return handle
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
+                      ) -> tuple[tuple[TensorRecord, ...], int]:
+    """Write a safetensors file atomically and durably; returns its tensors' records and its size.
+
+    Own writer because the library's neither syncs nor hashes while it writes. Source: the format's specification.
+    """
+    header: dict[str, object] = {"__metadata__": metadata}
+    records, blocks, offset = [], [], 0
+    for name, tensor in tensors.items():
+        block = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        dtype, shape = TENSOR_DTYPES[tensor.dtype], tuple(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + block.nbytes]}
+        records.append(TensorRecord(name, dtype, shape, hashlib.sha256(block).hexdigest()))
+        blocks.append(block)
+        offset += block.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb", buffering=0) as sink:
+            for block in (memoryview(struct.pack("<Q", len(text)) + text), *blocks):
+                while block:
+                    block = block[sink.write(block):]
+            os.fsync(sink.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return tuple(records), 8 + len(text) + offset
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
