@@ -20,6 +20,7 @@ CODES: dict[str, tuple[str, str]] = {
     "contract-unreadable": ("error", "`contract.json` is there but cannot be read"),
     "d2t-absolute": ("error", "`d2t` holds target ids where offsets are wanted"),
     "d2t-missing": ("error", "a reduced vocabulary without `d2t`"),
+    "d2t-not-trained": ("error", "`d2t` leads to other tokens than the contract's vocabulary"),
     "d2t-order": ("warning", "target ids do not ascend along the draft ids"),
     "d2t-shape": ("error", "`d2t` has another dtype or length than the draft vocabulary"),
     "d2t-unneeded": ("error", "`d2t` in a full-vocabulary draft, which vLLM refuses"),

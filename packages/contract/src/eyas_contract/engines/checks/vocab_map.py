@@ -37,9 +37,19 @@ def check_vocab_map(case: Case, loader: Loader) -> list[Finding]:
     values = read_values(d2t)
     mapped = [i + offset for i, offset in enumerate(values)]
     marked = _marked(t2d, vocab)
-    if len(set(mapped)) == size and min(mapped) >= 0 and max(mapped) < vocab:
-        return _order(mapped, where) + _t2d(t2d, marked, mapped, vocab)
-    return [_wrong(where, values, mapped, marked, vocab)]
+    if len(set(mapped)) < size or min(mapped) < 0 or max(mapped) >= vocab:
+        return [_wrong(where, values, mapped, marked, vocab)]
+    trained = case.contract.vocab.target_ids if case.contract and case.contract.vocab else None
+    if trained is not None and list(trained) != mapped:
+        same = len(set(trained) & set(mapped))
+        return [Finding("d2t-not-trained", "error", where, f"{same} of {size} target ids are those of training",
+                        f"the {len(trained)} ids of contract.json, in order",
+                        "rows of the head stand for other tokens than in training", "Export again.")]
+    if trained is None and marked != sorted(mapped):
+        risen = _strictly_rising(values, marked, where)
+        if risen:
+            return risen
+    return _order(mapped, where) + _t2d(t2d, marked, mapped, vocab)
 
 
 def _special(case: Case, loader: Loader, kind: str) -> TensorInfo | None:
@@ -109,6 +119,24 @@ def _wrong(where: str, values: list[int], mapped: list[int], marked: list[int] |
     return Finding("d2t-absolute" if absolute else "d2t-values", "error", where, "; ".join(facts),
                    "offsets: target id = draft id + d2t[draft id], distinct and inside the vocabulary",
                    "proposals are mapped to wrong tokens, or out of the vocabulary", remedy)
+
+
+def _strictly_rising(values: list[int], marked: list[int] | None, where: str) -> list[Finding]:
+    """Offsets rise only where tokens are left out; offsets that always rise leave out a token after every one."""
+    steps = {b - a for a, b in itertools.pairwise(values)}
+    if len(values) < 8 or min(steps) < 1:
+        return []
+    identity = steps == {1} and values[0] == 0
+    found = "d2t is 0, 1, 2, ...: draft id i maps to 2i" if identity else \
+        "d2t rises at every id, so no two neighbouring tokens of the target are in it"
+    if marked == values:
+        found += "; it is the sorted positions of t2d"
+    sure = identity or marked == values or len(steps) > 1
+    return [Finding("d2t-absolute", "error" if sure else "warning", where, found,
+                    "offsets: they rise only where target tokens are left out",
+                    "absolute ids: proposals are mapped to wrong tokens, without a message",
+                    f"If d2t holds absolute ids, subtract 0..{len(values) - 1}; t2d, or the training vocabulary, "
+                    "tells.")]
 
 
 def _order(mapped: list[int], where: str) -> list[Finding]:
