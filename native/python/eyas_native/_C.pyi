@@ -5,8 +5,6 @@ from typing import Any
 
 from eyas_native.arrays import View
 
-__file__: str
-
 def tree_build(
     parent_list: View,
     selected_index: View,

@@ -1,4 +1,4 @@
-"""What the extension needs to know of an array: address, dtype, shape, strides. torch and numpy arrays alike, torch-free.
+"""What the extension needs to know of an array: address, dtype, shape, strides. For torch and numpy, importing neither.
 
 Called once per argument of every operation, so it costs well under a microsecond for a torch tensor.
 """
@@ -47,7 +47,7 @@ def _maker(kind: type, name: str) -> Callable[[Any, str, bool], View]:
     elif hasattr(kind, "__array_interface__"):
         maker = _numpy_view
     else:
-        raise ArgumentError(name, f"a {kind.__name__}", "a torch tensor on the CPU or a numpy array", "Convert it first.")
+        raise ArgumentError(name, f"a {kind.__name__}", "a torch tensor on the CPU or a numpy array", "Convert it.")
     _makers[kind] = maker
     return maker
 
@@ -59,7 +59,7 @@ def _torch_maker() -> Callable[[Any, str, bool], View]:
 
     def torch_view(tensor: Any, name: str, written: bool) -> View:
         if not tensor.is_cpu:
-            raise ArgumentError(name, f"a tensor on {tensor.device}", "a tensor on the CPU", "Move it, or use eyas_native.cuda.")
+            raise ArgumentError(name, f"a tensor on {tensor.device}", "a tensor on the CPU", "Move it to the CPU.")
         code = codes.get(tensor.dtype)
         if code is None:
             raise _unknown_dtype(name, str(tensor.dtype))
@@ -76,7 +76,7 @@ def _numpy_view(array: Any, name: str, written: bool) -> View:
         raise ArgumentError(name, "a read-only array", "an array to write the result into", "Pass a writable copy.")
     size = array.itemsize
     if any(stride % size for stride in array.strides):
-        raise ArgumentError(name, "elements at odd addresses", "strides that are whole elements", "Pass a contiguous copy.")
+        raise ArgumentError(name, "elements at odd addresses", "strides of whole elements", "Pass a contiguous copy.")
     strides = tuple(stride // size for stride in array.strides)
     return array.__array_interface__["data"][0], code, array.shape, strides
 

@@ -43,31 +43,33 @@ def kv_move(buffers: Any, tgt_loc: Any, src_loc: Any, *, strides: Any = None) ->
     """
     if strides is not None:
         widths = [int(width) for width in strides]
-        _C.kv_move([int(address) for address in buffers], widths, widths, -1, view(tgt_loc, "tgt_loc"), view(src_loc, "src_loc"))
+        addresses = [int(address) for address in buffers]
+        _C.kv_move(addresses, widths, widths, -1, view(tgt_loc, "tgt_loc"), view(src_loc, "src_loc"))
         return
     views = [target(buffer, f"buffers[{i}]") for i, buffer in enumerate(buffers)]
-    rows = [_row(shape, f"buffers[{i}]", buffer) for i, (shape, buffer) in enumerate(zip(views, buffers, strict=True))]
-    slots = min((shape[2][0] for shape in views), default=0)
+    widths = [_slot_elements(described, f"buffers[{i}]") for i, described in enumerate(views)]
+    sizes = [int(buffer.itemsize) for buffer in buffers]
     _C.kv_move(
-        [shape[0] for shape in views],
-        [stride for stride, _ in rows],
-        [width for _, width in rows],
-        slots,
+        [address for address, *_ in views],
+        [described[3][0] * size for described, size in zip(views, sizes, strict=True)],
+        [width * size for width, size in zip(widths, sizes, strict=True)],
+        min((described[2][0] for described in views), default=0),
         view(tgt_loc, "tgt_loc"),
         view(src_loc, "src_loc"),
     )
 
 
-def _row(shape: View, name: str, buffer: Any) -> tuple[int, int]:
-    """Bytes from one slot to the next, and bytes of one slot."""
-    size, elements = int(buffer.itemsize), 1
-    for extent, stride in zip(reversed(shape[2][1:]), reversed(shape[3][1:]), strict=True):
+def _slot_elements(described: View, name: str) -> int:
+    """Elements of one slot, which must lie together."""
+    _, _, shape, strides = described
+    if not shape or strides[0] < 0:
+        raise ArgumentError(name, f"shape {list(shape)}, strides {list(strides)}", "[S, ...]", "Pass the whole pool.")
+    elements = 1
+    for extent, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
         if extent > 1 and stride != elements:
             raise ArgumentError(name, "slots with gaps inside", "each slot contiguous", "Pass the pool's own buffer.")
         elements *= extent
-    if len(shape[2]) < 1:
-        raise ArgumentError(name, "no axis", "[S, ...]", "Pass the pool's own buffer.")
-    return shape[3][0] * size, elements * size
+    return elements
 
 
 def hidden_gather(

@@ -10,9 +10,12 @@
 namespace eyas::cpu {
 namespace {
 
+constexpr int64_t kPackingRows = 4;  // what bringing a key into place costs, in rows of arithmetic
+
 struct Plan {
   std::vector<Unit> units;
   std::vector<int64_t> first_piece;  // of each unit, when chunks are spread over threads; one entry more than units
+  int64_t work = 0;                  // multiply-adds
 };
 
 Plan make_plan(const eyas_cpu_attention& a, const std::vector<Request>& requests) {
@@ -29,6 +32,7 @@ Plan make_plan(const eyas_cpu_attention& a, const std::vector<Request>& requests
         if (a.extend_lens == nullptr) keys = request.prefix;
         const int64_t chunks = (keys + kChunk - 1) / kChunk;
         plan.units.push_back({&request, head, first, count, chunks});
+        plan.work += (count + kPackingRows) * keys * (a.head_dim + a.v_head_dim);
         plan.first_piece.push_back(plan.first_piece.back() + chunks);
       }
   }
@@ -70,7 +74,7 @@ void store(const eyas_cpu_attention& a, const Kernels& kernels, const Unit& unit
 // Enough units to keep all threads busy: each runs all its chunks.
 void run_whole(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& plan) {
   const int64_t padded = padded_width(a.v_head_dim);
-  parallel_for(static_cast<int64_t>(plan.units.size()), [&](int64_t i) {
+  parallel_for(static_cast<int64_t>(plan.units.size()), plan.work, [&](int64_t i) {
     thread_local Workspace totals, parts;
     const Unit& unit = plan.units[static_cast<std::size_t>(i)];
     const Partial total = totals.take(kMaxRows, padded), part = parts.take(kMaxRows, padded);
@@ -92,7 +96,7 @@ void run_split(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& 
   const auto piece_at = [&](int64_t piece) {
     return Partial{all.states + piece * kMaxRows, all.out + piece * kMaxRows * padded};
   };
-  parallel_for(pieces, [&](int64_t piece) {
+  parallel_for(pieces, plan.work, [&](int64_t piece) {
     const auto after = std::upper_bound(plan.first_piece.begin(), plan.first_piece.end(), piece);
     const auto i = static_cast<std::size_t>(after - plan.first_piece.begin() - 1);
     clear(piece_at(piece), plan.units[i].rows, padded);
@@ -119,8 +123,8 @@ extern "C" int32_t eyas_cpu_attention_run(const eyas_cpu_attention* attention) {
     const Kernels& chosen = kernels();
     const std::vector<Request> requests = read_requests(*attention);
     const Plan plan = make_plan(*attention, requests);
-    const bool few = static_cast<int64_t>(plan.units.size()) < 4 * num_threads() && num_threads() > 1;
-    if (few && plan.first_piece.back() > static_cast<int64_t>(plan.units.size()))
+    const int64_t units = static_cast<int64_t>(plan.units.size()), threads = num_threads();
+    if (threads > 1 && units < 4 * threads && plan.first_piece.back() > units && plan.work > kWorkPerThread)
       run_split(*attention, chosen, plan);
     else
       run_whole(*attention, chosen, plan);

@@ -77,7 +77,8 @@ extern "C" int32_t eyas_cpu_hidden_gather(const eyas_cpu_gather* gather) {
       with_dtype(g.out_dtype, "out", [&](auto* out) {
         using In = std::remove_pointer_t<decltype(in)>;
         using Out = std::remove_pointer_t<decltype(out)>;
-        parallel_for((g.rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
+        const int64_t tasks = (g.rows + kRowsPerTask - 1) / kRowsPerTask;
+        parallel_for(tasks, g.rows * g.width * g.num_sources, [&](int64_t task) {
           std::vector<float> squares(static_cast<std::size_t>(g.num_sources));
           for (int64_t row = task * kRowsPerTask; row < std::min(g.rows, (task + 1) * kRowsPerTask); ++row)
             gather_row<In, Out>(g, row, squares.data());

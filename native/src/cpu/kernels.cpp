@@ -38,7 +38,8 @@ std::atomic<const Kernels*> chosen{nullptr};
 
 const Kernels* choose(const char* name, const char* argument) {
   const Kernels* set = find(name);
-  if (set == nullptr) refuse(EYAS_CPU_BAD_ARGUMENT, argument, "%s|one of %s, which this machine runs", name, runnable().c_str());
+  if (set == nullptr)
+    refuse(EYAS_CPU_BAD_ARGUMENT, argument, "%s|one of %s, which this machine runs", name, runnable().c_str());
   return set;
 }
 

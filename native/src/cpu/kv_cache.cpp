@@ -55,7 +55,8 @@ int32_t eyas_cpu_kv_write(const eyas_cpu_write* write) {
       with_dtype(w.buffer_dtype, "k_buffer", [&](auto* to) {
         using From = std::remove_pointer_t<decltype(from)>;
         using To = std::remove_pointer_t<decltype(to)>;
-        parallel_for((w.rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
+        const int64_t tasks = (w.rows + kRowsPerTask - 1) / kRowsPerTask;
+        parallel_for(tasks, w.rows * w.heads * w.width, [&](int64_t task) {
           write_rows<From, To>(w, task * kRowsPerTask, std::min(w.rows, (task + 1) * kRowsPerTask));
         });
       });
@@ -70,14 +71,11 @@ int32_t eyas_cpu_kv_move(const uint64_t* buffers, const uint64_t* slot_strides, 
   return guarded([&] {
     check_slots(tgt_loc, count, slots, "tgt_loc");
     check_slots(src_loc, count, slots, "src_loc");
-    // A handful of rows is moved faster than threads wake.
-    const auto move = [&](int64_t i) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < num_buffers; ++i) bytes += static_cast<int64_t>(slot_bytes[i]);
+    parallel_for(num_buffers, count * bytes, [&](int64_t i) {
       move_rows(reinterpret_cast<uint8_t*>(buffers[i]), slot_strides[i], slot_bytes[i], tgt_loc, src_loc, count);
-    };
-    if (count * num_buffers < 2048)
-      for (int64_t i = 0; i < num_buffers; ++i) move(i);
-    else
-      parallel_for(num_buffers, move);
+    });
   });
 }
 }

@@ -21,6 +21,7 @@ std::string dtypes_text(uint32_t dtypes) {
 }
 
 bool contiguous(const View& view, Layout layout) {
+  if (view.elements() == 0) return true;
   int64_t expected = 1;
   for (int i = view.dims - 1; i >= 0; --i) {
     if (view.shape[i] > 1 && view.stride[i] != expected) return false;
