@@ -108,6 +108,11 @@ class _PrefixAndDiagonals(torch.autograd.Function):
         return dq, _gather(dk0, k0), _gather(dv0, v0), None, *results
 
 
+def on_cpu(x: Tensor) -> bool:
+    """Whether the CPU's flash kernel takes `x`."""
+    return x.device.type == "cpu"
+
+
 def _spread(x_tgd: Tensor, q_tqd: Tensor) -> Tensor:
     """Key/value heads repeated to the number of query heads."""
     groups = q_tqd.shape[1] // x_tgd.shape[1]
@@ -121,7 +126,7 @@ def _gather(grad_tqd: Tensor, like_tgd: Tensor) -> Tensor:
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Causal attention within each document: out [T, Q, D] and log-sum-exp [T, Q] (float32 or wider)."""
-    if q.device.type == "cpu":
+    if on_cpu(q):
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*map(layout.pad, (q, k, v)), 0.0, True)
         lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
         return layout.unpad(out), layout.unpad(lse[..., None]).squeeze(-1)
@@ -137,7 +142,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Ten
 def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
                     layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v through the prefix part of a softmax whose whole output and log-sum-exp are given."""
-    if q.device.type == "cpu":
+    if on_cpu(q):
         padded = layout.pad(lse[..., None]).squeeze(-1)
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             layout.pad(grad), *map(layout.pad, (q, k, v, out)), padded.contiguous(), 0.0, True)

@@ -119,3 +119,6 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, values))
     for name, value in values.items():
         print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+
+if __name__ == "__main__":
+    sys.exit(main())

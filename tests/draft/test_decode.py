@@ -1,0 +1,202 @@
+"""The reference decoder: plain greedy token for token, native and plain operations alike, and the walk it confirms."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import storemaker
+import tiny
+import torch
+from eyas_contract import InvalidInput
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from eyas_draft.batches import Batch
+from eyas_draft.config import EvalConfig, ExportConfig, TrainConfig, VerifyConfig
+from eyas_draft.decode import Decoder
+from eyas_draft.evaluate import evaluate
+from eyas_draft.export import export, verify
+from eyas_draft.loading import load_draft
+from eyas_draft.ops import get_ops
+from eyas_draft.prompts import read_prompts
+from eyas_draft.rounds import TreeShape
+from eyas_draft.setup import draft_ids
+from eyas_draft.store import Store
+from eyas_draft.target_model import TargetModel
+from eyas_draft.target_weights import TargetWeights
+from eyas_draft.train import Trainer
+from eyas_draft.walk import walk
+
+SHAPES = [(1, 1, 2), (3, 1, 4), (3, 2, 6), (4, 3, 16), (2, 4, 5)]
+MAX_NEW = 24
+
+
+@pytest.fixture(scope="module")
+def run(store: Path, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run. Read-only."""
+    out = tmp_path_factory.mktemp("decode") / "run"
+    Trainer(TrainConfig(store, tiny_target, out, vocab_size=40, epochs=8, tokens_per_batch=128, lr=2e-3, ttt_steps=3,
+                        precision="fp32"), io.StringIO()).run()
+    return out
+
+
+@pytest.fixture(scope="module")
+def draft(run: Path) -> Path:
+    """Its export. Read-only."""
+    out = run.parent / "draft"
+    export(ExportConfig(run, out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_jsonl(tmp_path_factory.mktemp("prompts") / "p.jsonl", tiny.conversations(24, 901))
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_target: Path, prompts_file: Path) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and their greedy answers by Hugging Face alone."""
+    prompts = read_prompts(prompts_file, AutoTokenizer.from_pretrained(tiny_target))
+    model = AutoModelForCausalLM.from_pretrained(tiny_target, dtype=torch.float32)
+    answers = [model.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), do_sample=False,
+                              max_new_tokens=MAX_NEW)[0, len(p):].tolist() for p in prompts]
+    return prompts, answers
+
+
+def decoder(draft: Path, target: Path, shape: tuple[int, int, int], ops: str) -> Decoder:
+    runner = TargetModel(target, Store_aux(draft), torch.float32, torch.device("cpu"))
+    model, contract = load_draft(draft, TargetWeights.load(target, contract_target(draft)).embedding_vh)
+    return Decoder(runner, model.float(), draft_ids(contract), TreeShape(*shape), get_ops(ops), MAX_NEW)
+
+
+def Store_aux(draft: Path) -> tuple[int, ...]:
+    from eyas_contract import Contract
+    return Contract.load(draft).capture.aux_layer_ids
+
+
+def contract_target(draft: Path):  # type: ignore[no-untyped-def]
+    from eyas_contract import Contract
+    return Contract.load(draft).target
+
+
+@pytest.mark.parametrize("ops", ["native", "torch"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_output_is_plain_greedy_token_for_token(draft: Path, tiny_target: Path, ops: str, shape: tuple[int, int, int],
+                                                plain: tuple[list[list[int]], list[list[int]]]) -> None:
+    prompts, wanted = plain
+    answers = decoder(draft, tiny_target, shape, ops).decode(prompts)
+    assert [answer.tokens for answer in answers] == wanted
+    assert sum(map(sum, (answer.accepted for answer in answers))) > 0
+
+
+def test_answers_do_not_depend_on_who_is_decoded_along(draft: Path, tiny_target: Path,
+                                                       plain: tuple[list[list[int]], list[list[int]]]) -> None:
+    prompts, _ = plain
+    one = decoder(draft, tiny_target, (3, 2, 6), "native")
+    together = one.decode(prompts[:6])
+    alone = [one.decode([prompt])[0] for prompt in prompts[:6]]
+    assert together == alone
+
+
+def test_native_and_plain_operations_accept_the_same(draft: Path, tiny_target: Path,
+                                                     plain: tuple[list[list[int]], list[list[int]]]) -> None:
+    prompts, _ = plain
+    for shape in ((3, 2, 6), (4, 3, 16)):
+        accepted = [[a.accepted for a in decoder(draft, tiny_target, shape, ops).decode(prompts)]
+                    for ops in ("native", "torch")]
+        assert accepted[0] == accepted[1]
+
+
+def test_the_walk_over_stored_answers_predicts_the_decoders_rounds(
+        draft: Path, tiny_target: Path, store: Path, rows: list[storemaker.Row]) -> None:
+    """Round for round, but for the last of each answer, which the walk leaves out where it holds only the bonus."""
+    steps = 3
+    weights = TargetWeights.load(tiny_target, contract_target(draft))
+    model, contract = load_draft(draft, weights.embedding_vh)
+    opened, checked = Store(store), 0
+    runner = decoder(draft, tiny_target, (steps, 1, steps + 1), "native")
+    for index in range(24):
+        sample, mask = opened.sample(index), rows[index][2]
+        prompt = rows[index][1][:int((mask == 0).sum())].tolist()
+        accepted = runner.decode([prompt])[0].accepted
+        walked = walk(model.float(), [Batch.pack([sample], torch.device("cpu"))], steps, draft_ids(contract))
+        histogram = [0] * (steps + 1)
+        for count in accepted[:-1]:
+            histogram[count] += 1
+        difference = [a - b for a, b in zip(walked.histogram, histogram, strict=True)]
+        assert min(difference) >= 0
+        assert sum(difference) <= 1
+        checked += len(accepted)
+    assert checked > 24
+
+
+def test_report(draft: Path, tiny_target: Path, prompts_file: Path) -> None:
+    report = evaluate(EvalConfig(draft, tiny_target, prompts_file, topk=2, num_draft_tokens=6, max_new_tokens=MAX_NEW,
+                                 batch_size=7, compare_greedy=True), io.StringIO())
+    assert report["outputs_identical"]
+    assert len(report["outputs"]) == report["prompts"] == 24
+    assert sum(report["histogram"]) == report["rounds"]
+    accepted = sum(i * n for i, n in enumerate(report["histogram"]))
+    assert report["acceptance_length"] == pytest.approx(1 + accepted / report["rounds"])
+    assert 1 + sum(report["position_rates"]) == pytest.approx(report["acceptance_length"])
+    assert report["acceptance_length"] > 1.3
+    json.dumps(report)
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (3, 1, 5), (2, 2, 8), (3, 2, 1)])
+def test_shapes_that_make_no_tree_are_refused(draft: Path, tiny_target: Path, shape: tuple[int, int, int]) -> None:
+    with pytest.raises(InvalidInput, match="--steps"):
+        decoder(draft, tiny_target, shape, "torch")
+
+
+def test_verify_passes_the_export_and_fails_another(run: Path, draft: Path, store: Path, tiny_target: Path,
+                                                    tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+    settings = VerifyConfig(run, draft, store, tiny_target)
+    assert verify(settings).faults == ()
+    assert verify(settings).largest_difference == 0.0
+    for name in ("contract.json", "config.json", "config.resolved.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((draft / name).read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["midlayer.mlp.up_proj.weight"] *= 1.01
+    save_file(tensors, tmp_path / "model.safetensors")
+    plain = json.loads((tmp_path / "config.json").read_text())
+    plain["norm_output"] = True
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    faults = verify(VerifyConfig(run, tmp_path, store, tiny_target)).faults
+    assert len(faults) == 2
+    assert "norm_output" in faults[0]
+    assert "logits differ" in faults[1]
+
+
+def test_every_fault_of_a_folder_is_named(draft: Path, tiny_target: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+    tensors = load_file(draft / "model.safetensors")
+    absolute = tensors["d2t"] + torch.arange(tensors["d2t"].numel())
+    broken = {name.replace("midlayer", "decoder"): value for name, value in tensors.items() if name != "lm_head.weight"}
+    broken["d2t"] = absolute
+    broken["fc.weight"] = broken["fc.weight"][:, :64].contiguous()
+    (tmp_path / "contract.json").write_bytes((draft / "contract.json").read_bytes())
+    save_file(broken, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidInput) as caught:
+        load_draft(tmp_path, TargetWeights.load(tiny_target, contract_target(draft)).embedding_vh)
+    for part in ("lm_head.weight is missing", "midlayer.mlp.up_proj.weight is missing",
+                 "decoder.mlp.up_proj.weight is unknown", "fc.weight is [64, 64], not [64, 192]", "d2t (torch.int64)"):
+        assert part in caught.value.found
+    save_file({name: value for name, value in tensors.items() if name != "d2t"}, tmp_path / "model.safetensors")
+    with pytest.raises(InvalidInput, match="d2t is missing"):
+        load_draft(tmp_path, TargetWeights.load(tiny_target, contract_target(draft)).embedding_vh)
+
+
+def test_prompt_lines_that_are_no_conversations_are_all_named(tmp_path: Path, tiny_target: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_target)
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "copy red"}, {"role": "assistant", "content": "x"}]}\n'
+                    '{"conversations": [{"from": "human", "value": "copy red"}, {"from": "gpt", "value": "y"}]}\n')
+    first, second = read_prompts(path, tokenizer)
+    assert first == second
+    path.write_text('{"a": 1\n{"messages": []}\n\n{"messages": [{"role": "robot", "content": "x"}]}\n')
+    with pytest.raises(InvalidInput, match=r"line 1: not JSON.*line 2: no messages.*line 4: a turn"):
+        read_prompts(path, tokenizer)

@@ -1,0 +1,125 @@
+"""Packed loss and gradients against TTT unrolled plainly: one sample, one row, one key at a time, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from eyas_contract import DraftSpec
+from specs import SPEC, VARIANTS, pack, random_model, random_samples
+from torch import Tensor
+
+from eyas_draft import attention
+from eyas_draft.loss import ttt_loss
+from eyas_draft.model import DraftModel
+from eyas_draft.store import Sample
+from eyas_draft.ttt import scored_positions
+
+STEPS, DECAY, LENGTHS = 4, 0.8, (9, 3, 14, 6)
+
+
+class PlainAttention:
+    """Scores over the keys a query may see, listed one by one; autograd does the rest."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_layers)]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        blocks = self.blocks[layer]
+        blocks.append((k, v))
+        groups = q.shape[1] // k.shape[1]
+        rows = []
+        for t in range(q.shape[0]):
+            seen = [(blocks[0][0][s], blocks[0][1][s]) for s in range(t + 1)] + [(b[0][t], b[1][t]) for b in blocks[1:]]
+            keys = torch.stack([s[0] for s in seen]).repeat_interleave(groups, dim=1)
+            values = torch.stack([s[1] for s in seen]).repeat_interleave(groups, dim=1)
+            weights = (torch.einsum("hd,shd->hs", q[t], keys) * q.shape[-1] ** -0.5).softmax(-1)
+            rows.append(torch.einsum("hs,shd->hd", weights, values))
+        return torch.stack(rows)
+
+
+def plain_loss(model: DraftModel, samples: list[Sample], teacher: Tensor) -> Tensor:
+    """The definition: sums per step over all samples, divided by the scored rows of that step."""
+    sums = [torch.zeros((), dtype=torch.float64) for _ in range(STEPS)]
+    counts = [0] * STEPS
+    for sample in samples:
+        n, ids = sample.input_ids_t.numel(), sample.input_ids_t.long()
+        attend = PlainAttention(model.spec.num_layers)
+        hidden = model.fuse(sample.aux_tke)
+        for i in range(STEPS):
+            tokens = torch.stack([ids[min(t + 1 + i, n - 1)] for t in range(n)])
+            normed, hidden = model(tokens, hidden, torch.arange(n) + i, attend)
+            logits = model.lm_head(normed)
+            for t in range(n):
+                if t + 2 + i < n and sample.loss_mask_t[t + 2 + i]:
+                    p = (sample.last_te[t + 1 + i] @ teacher.T).softmax(-1)
+                    sums[i] = sums[i] - (p * logits[t].log_softmax(-1)).sum()
+                    counts[i] += 1
+    return sum((DECAY ** i * sums[i] / counts[i] for i in range(STEPS)), torch.zeros((), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("spec", VARIANTS.values(), ids=VARIANTS.keys())
+def test_packed_loss_and_gradients_equal_the_plain_ones(spec: DraftSpec) -> None:
+    model, samples = random_model(spec), random_samples(spec, LENGTHS)
+    teacher = torch.randn(spec.draft_vocab_size, spec.target_hidden_size, dtype=torch.float64,
+                          generator=torch.Generator().manual_seed(9))
+    wanted = plain_loss(model, samples, teacher)
+    used = {n: p for n, p in model.named_parameters() if n != "layers.1.input_layernorm.weight"}  # only layer 0 embeds
+    wanted_grads = torch.autograd.grad(wanted, list(used.values()))
+    batch = pack(samples)
+    packed = ttt_loss(model, batch, scored_positions(batch), lambda last: (last @ teacher.T).softmax(-1),
+                      steps=STEPS, decay=DECAY)
+    grads = torch.autograd.grad(packed.loss, list(used.values()))
+    torch.testing.assert_close(packed.loss, wanted, rtol=1e-9, atol=1e-9)
+    for name, mine, theirs in zip(used, grads, wanted_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_bfloat16_autocast_stays_near_float32() -> None:
+    model = random_model(SPEC, dtype=torch.float32)
+    batch = pack(random_samples(SPEC, LENGTHS, dtype=torch.float32))
+    teacher = torch.randn(SPEC.draft_vocab_size, SPEC.target_hidden_size)
+
+    def loss() -> Tensor:
+        return ttt_loss(model, batch, scored_positions(batch), lambda last: (last @ teacher.T).softmax(-1),
+                        steps=STEPS, decay=DECAY).loss
+
+    exact = loss()
+    with torch.autocast("cpu", torch.bfloat16):
+        near = loss()
+    assert abs(near.item() - exact.item()) < 0.02 * exact.item()
+    assert torch.isfinite(torch.cat([g.flatten() for g in torch.autograd.grad(near, list(model.parameters()))])).all()
+
+
+def test_positions_that_do_not_count_do_not_matter() -> None:
+    """A position's target is ignored where its next token is untrained or its choice cannot be proposed."""
+    model, samples = random_model(SPEC), random_samples(SPEC, (12,))
+    batch = pack(samples)
+    scored = scored_positions(batch)
+    scored[7] = False
+
+    def loss(last_te: Tensor) -> Tensor:
+        changed = pack([Sample("x", samples[0].input_ids_t, samples[0].loss_mask_t, samples[0].aux_tke, last_te)])
+        teacher = torch.eye(SPEC.draft_vocab_size, SPEC.target_hidden_size, dtype=torch.float64)
+        return ttt_loss(model, changed, scored, lambda last: (last @ teacher.T).softmax(-1), steps=3, decay=1.0).loss
+
+    other = samples[0].last_te.clone()
+    other[~scored] = torch.randn_like(other[~scored])
+    assert loss(other).item() == loss(samples[0].last_te).item()
+    other[torch.nonzero(scored)[-1]] *= 2
+    assert loss(other).item() != loss(samples[0].last_te).item()
+
+
+def test_held_scores_path_equals_the_flash_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The float32 path of a GPU, which holds its scores, computes the same; here it is run on the CPU."""
+    model, batch = random_model(SPEC), pack(random_samples(SPEC, LENGTHS))
+    teacher = torch.eye(SPEC.draft_vocab_size, SPEC.target_hidden_size, dtype=torch.float64)
+
+    def grads() -> list[Tensor]:
+        loss = ttt_loss(model, batch, scored_positions(batch), lambda last: (last @ teacher.T).softmax(-1), steps=3,
+                        decay=1.0).loss
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    flash = grads()
+    monkeypatch.setattr(attention, "on_cpu", lambda _: False)
+    for mine, theirs in zip(grads(), flash, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)
