@@ -104,8 +104,8 @@ def _tensor(name: str, entry: Any, path: Path, base: int) -> tuple[TensorInfo | 
     if not isinstance(entry, dict):
         return None, "is not an object"
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in DTYPE_BITS:
-        return None, f"has dtype {dtype!r}"
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        return None, f"has dtype {repr(dtype)[:80]}"
     for label, value, ok in (("shape", shape, True), ("data_offsets", offsets, isinstance(offsets, list)
                                                       and len(offsets) == 2)):
         if not ok or not isinstance(value, list) or len(value) > MAX_DIMENSIONS \

@@ -92,7 +92,7 @@ class Loader:
         ids = eagle_config(config).get("eagle_aux_hidden_state_layer_ids")
         if ids is None and self.engine == "sglang" and self.kind == "mla":
             ids = config.get("eagle_aux_hidden_state_layer_ids")
-        return len(ids) if ids else 3
+        return len(ids) if isinstance(ids, list) and ids else 3
 
 
 def eagle_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from eyas_contract.contract import FILE_NAME, Contract
 from eyas_contract.engines import vllm
+from eyas_contract.engines.checks.config_values import value_faults
 from eyas_contract.engines.flags import ServerFlags
 from eyas_contract.engines.hardware import Gpu
 from eyas_contract.engines.loaders import Loader, Version
-from eyas_contract.engines.sglang import version_text
+from eyas_contract.engines.sglang import DRAFT_CLASSES, version_text
 from eyas_contract.errors import InvalidInput
 from eyas_contract.safetensors_header import TensorInfo, has_weights, read_checkpoint, require_inside
 from eyas_contract.target import TargetSpec, read_config, text_config
@@ -99,6 +100,7 @@ def read_case(draft: Path, target: Path, engine: str, record: Path | None) -> Ca
     for folder in (draft, target):
         _guard(folder)
     raw = read_config(draft)
+    _require_sound(target)
     spec = TargetSpec.from_folder(target)
     contract, fault = None, ""
     if (draft / FILE_NAME).is_file():
@@ -106,14 +108,34 @@ def read_case(draft: Path, target: Path, engine: str, record: Path | None) -> Ca
             contract = Contract.load(draft)
         except InvalidInput as error:
             fault = error.found
+    config = raw
+    if vllm.is_speculators(raw):
+        config = vllm.flatten_speculators(raw)
+        if engine == "sglang":  # said once, as config-nested; the rest is judged as if converted
+            config["architectures"] = [DRAFT_CLASSES["llama"]]
     weights = has_weights(draft)
     return Case(
-        draft=draft, target=target, raw=raw,
-        config=vllm.flatten_speculators(raw) if vllm.is_speculators(raw) else raw,
+        draft=draft, target=target, raw=raw, config=config,
         target_config=text_config(read_config(target)), spec=spec,
         tensors=read_checkpoint(draft) if weights else {}, engine=engine, version=(0, 0, 0), loader=None,
         contract=contract, contract_fault=fault, record=_record(draft, record), flags=ServerFlags(), gpu_name="",
         gpu=None, tp=1, template=not weights and contract is None and not fault)
+
+
+def _require_sound(target: Path) -> None:
+    """Refuse a target's config whose values cannot be those of a model."""
+    config = read_config(target)
+    text = text_config(config)
+    wrong = value_faults(text) + [f"{key} null" for key in ("max_position_embeddings", "rms_norm_eps")
+                                  if key in text and text[key] is None]
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        wrong.append("architectures is no list of names")
+    wrong += [f"{key} is no object" for key in ("quantization_config",)
+              for place in (config, text) if not isinstance(place.get(key), dict | None)]
+    if wrong:
+        raise InvalidInput(str(target / "config.json"), "; ".join(wrong), "a model's config, by eyas-contract",
+                           "Restore the file.")
 
 
 def _guard(folder: Path) -> None:

@@ -6,14 +6,11 @@ from typing import Any
 
 from eyas_contract.engines import sglang, vllm
 from eyas_contract.engines.checks.case import Case
+from eyas_contract.engines.checks.config_values import REQUIRED, value_faults
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.loaders import draft_kind
 from eyas_contract.engines.wanted import MLA_KEYS
 
-REQUIRED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
-_COUNTS = (*REQUIRED, "num_key_value_heads", "head_dim", "num_hidden_layers", "draft_vocab_size",
-           "target_hidden_size", "num_aux_hidden_states", "max_position_embeddings", *MLA_KEYS)
-_LARGEST = 2**31 - 1
 _SILENT = "the server says nothing, answers requests, and accepts hardly a draft token (acceptance length 1.00)"
 
 
@@ -25,32 +22,12 @@ def check_config(case: Case) -> list[Finding]:
     if missing:
         result.append(Finding("config-keys", "error", "config.json", f"no {', '.join(missing)}", "the draft's sizes",
                               "the server takes its class's defaults and the weights do not fit", "Write the sizes."))
-    wrong = [f"{key} {_short(config[key])}" for key in _COUNTS if config.get(key) is not None
-             and (type(config[key]) is not int or not 0 < config[key] <= _LARGEST)]
-    wrong += [f"{key} {_short(config[key])}" for key in ("rms_norm_eps", "rope_theta")
-              if config.get(key) is not None and not _positive(config[key])]
-    wrong += [f"{key} is no object" for key in ("eagle_config", "rope_scaling", "rope_parameters")
-              if config.get(key) is not None and not isinstance(config[key], dict)]
-    wrong += [f"{key}.{name} {_short(value)}" for key in ("rope_scaling", "rope_parameters")
-              for name, value in _items(config.get(key)) if name in ("rope_theta", "factor") and not _positive(value)]
+    wrong = value_faults(config)
     if wrong:
         result.append(Finding("config-value", "error", "config.json", "; ".join(wrong),
                               "positive whole numbers for sizes, positive numbers for theta and eps, objects",
                               "the server cannot start, or builds another model", "Correct the values."))
     return result
-
-
-def _items(value: Any) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def check_class(case: Case) -> list[Finding]:

@@ -85,8 +85,8 @@ def _head_dim(case: Case, placed: Placed) -> tuple[set[str], list[Finding]]:
     written = case.config.get("head_dim")
     says = f"leaves head_dim out, and the default {case.config['hidden_size']} / {heads} is {dim}" if written is None \
         else f"says {written}"
-    of_target = case.target_config.get("head_dim") or case.spec.hidden_size // max(
-        1, int(case.target_config.get("num_attention_heads") or 1))
+    of_target = case.target_config.get("head_dim") or case.spec.hidden_size // (
+        case.target_config.get("num_attention_heads") or 1)
     same = "equal to the target's: same KV page size" if of_target == real else \
         f"the target's is {of_target}: KV pages of another size"
     return {f"layers.0.self_attn.{x}_proj.weight" for x in "qkvo"}, [Finding(
