@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import storemaker  # noqa: E402 - needs the path above
+import storemaker
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from eyas_contract import DraftSpec, Rope
 
+from eyas_contract import DraftSpec, Rope
 from eyas_draft.batches import Batch
 from eyas_draft.model import DraftModel
 from eyas_draft.store import Sample

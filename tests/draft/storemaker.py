@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import tiny
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tiny
 from eyas_contract import (
     CaptureSpec,
     Contract,
@@ -19,8 +22,6 @@ from eyas_contract import (
     store_tensors,
 )
 from eyas_contract.safetensors_header import read_header
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Row = tuple[str, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -51,7 +52,8 @@ def write_store(folder: Path, target: Path, rows: list[Row], per_shard: int = 8)
     """Write rows as a store of float32 states; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = TargetSpec.from_folder(target)
-    capture = CaptureSpec(default_aux_layer_ids(spec.num_layers), spec.hidden_size, "pre_norm", store_tensors("F32"), 512)
+    capture = CaptureSpec(default_aux_layer_ids(spec.num_layers), spec.hidden_size, "pre_norm", store_tensors("F32"),
+                          512)
     contract = Contract(spec, capture)
     contract.save(folder)
     digests = contract.digests()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import storemaker
-import tiny
 import torch
-from eyas_contract import InvalidInput
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import tiny
+from eyas_contract import Contract, InvalidInput
 from eyas_draft.batches import Batch
 from eyas_draft.config import EvalConfig, ExportConfig, TrainConfig, VerifyConfig
 from eyas_draft.decode import Decoder
@@ -37,7 +37,7 @@ MAX_NEW = 24
 def run(store: Path, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run. Read-only."""
     out = tmp_path_factory.mktemp("decode") / "run"
-    Trainer(TrainConfig(store, tiny_target, out, vocab_size=40, epochs=8, tokens_per_batch=128, lr=2e-3, ttt_steps=3,
+    Trainer(TrainConfig(store, tiny_target, out, vocab_size=40, epochs=12, tokens_per_batch=256, lr=3e-3, ttt_steps=3,
                         precision="fp32"), io.StringIO()).run()
     return out
 
@@ -66,19 +66,9 @@ def plain(tiny_target: Path, prompts_file: Path) -> tuple[list[list[int]], list[
 
 
 def decoder(draft: Path, target: Path, shape: tuple[int, int, int], ops: str) -> Decoder:
-    runner = TargetModel(target, Store_aux(draft), torch.float32, torch.device("cpu"))
-    model, contract = load_draft(draft, TargetWeights.load(target, contract_target(draft)).embedding_vh)
+    runner = TargetModel(target, Contract.load(draft).capture.aux_layer_ids, torch.float32, torch.device("cpu"))
+    model, contract = load_draft(draft, TargetWeights.load(target, Contract.load(draft).target).embedding_vh)
     return Decoder(runner, model.float(), draft_ids(contract), TreeShape(*shape), get_ops(ops), MAX_NEW)
-
-
-def Store_aux(draft: Path) -> tuple[int, ...]:
-    from eyas_contract import Contract
-    return Contract.load(draft).capture.aux_layer_ids
-
-
-def contract_target(draft: Path):  # type: ignore[no-untyped-def]
-    from eyas_contract import Contract
-    return Contract.load(draft).target
 
 
 @pytest.mark.parametrize("ops", ["native", "torch"])
@@ -113,7 +103,7 @@ def test_the_walk_over_stored_answers_predicts_the_decoders_rounds(
         draft: Path, tiny_target: Path, store: Path, rows: list[storemaker.Row]) -> None:
     """Round for round, but for the last of each answer, which the walk leaves out where it holds only the bonus."""
     steps = 3
-    weights = TargetWeights.load(tiny_target, contract_target(draft))
+    weights = TargetWeights.load(tiny_target, Contract.load(draft).target)
     model, contract = load_draft(draft, weights.embedding_vh)
     opened, checked = Store(store), 0
     runner = decoder(draft, tiny_target, (steps, 1, steps + 1), "native")
@@ -181,13 +171,13 @@ def test_every_fault_of_a_folder_is_named(draft: Path, tiny_target: Path, tmp_pa
     (tmp_path / "contract.json").write_bytes((draft / "contract.json").read_bytes())
     save_file(broken, tmp_path / "model.safetensors")
     with pytest.raises(InvalidInput) as caught:
-        load_draft(tmp_path, TargetWeights.load(tiny_target, contract_target(draft)).embedding_vh)
+        load_draft(tmp_path, TargetWeights.load(tiny_target, Contract.load(draft).target).embedding_vh)
     for part in ("lm_head.weight is missing", "midlayer.mlp.up_proj.weight is missing",
                  "decoder.mlp.up_proj.weight is unknown", "fc.weight is [64, 64], not [64, 192]", "d2t (torch.int64)"):
         assert part in caught.value.found
     save_file({name: value for name, value in tensors.items() if name != "d2t"}, tmp_path / "model.safetensors")
     with pytest.raises(InvalidInput, match="d2t is missing"):
-        load_draft(tmp_path, TargetWeights.load(tiny_target, contract_target(draft)).embedding_vh)
+        load_draft(tmp_path, TargetWeights.load(tiny_target, Contract.load(draft).target).embedding_vh)
 
 
 def test_prompt_lines_that_are_no_conversations_are_all_named(tmp_path: Path, tiny_target: Path) -> None:

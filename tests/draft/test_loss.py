@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from eyas_contract import DraftSpec
 from specs import SPEC, VARIANTS, pack, random_model, random_samples
 from torch import Tensor
 
+from eyas_contract import DraftSpec
 from eyas_draft import attention
 from eyas_draft.loss import ttt_loss
 from eyas_draft.model import DraftModel

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from eyas_contract import DraftSpec, InvalidInput, Rope
 from specs import SPEC, VARIANTS, pack, random_model, random_samples
 from torch import Tensor
 
+from eyas_contract import DraftSpec, InvalidInput, Rope
 from eyas_draft.attention import TttAttention
 from eyas_draft.model import DraftModel
 
@@ -19,7 +19,7 @@ def rms(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -
 
 
 class Served:
-    """`LlamaModel` of llama_eagle3.py for one sequence with a growing cache, as draft-extend and draft decode run it."""
+    """`LlamaModel` of llama_eagle3.py for one sequence with a growing cache, as draft-extend and decode run it."""
 
     def __init__(self, model: DraftModel) -> None:
         self.w = {name: p.detach() for name, p in model.named_parameters()}

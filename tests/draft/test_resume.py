@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from eyas_contract import CorruptFile, InvalidInput
 
+from eyas_contract import CorruptFile, InvalidInput
 from eyas_draft import checkpoint
 from eyas_draft.config import TrainConfig
 from eyas_draft.metrics import MetricsLog
 from eyas_draft.train import Trainer, learning_rate
 
-FLAGS = {"vocab_size": 64, "epochs": 4, "tokens_per_batch": 128, "accumulate": 2, "ttt_steps": 3,
+FLAGS = {"vocab_size": 64, "epochs": 6, "tokens_per_batch": 256, "accumulate": 2, "ttt_steps": 3,
          "precision": "fp32", "holdout": 0.05, "checkpoint_every": 5, "keep": 2}
 
 

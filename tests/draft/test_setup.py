@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import storemaker
 import torch
-from eyas_contract import ContractMismatch, InvalidInput, TargetSpec
 from safetensors.torch import load_file, save_file
 
+from eyas_contract import ContractMismatch, InvalidInput, TargetSpec
 from eyas_draft.config import TrainConfig
 from eyas_draft.setup import draft_ids, prepare, special_ids_seen
 from eyas_draft.target_weights import TargetWeights

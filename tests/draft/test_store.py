@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import storemaker
 import torch
+
 from eyas_contract import Contract, CorruptFile, InvalidInput, Manifest
 from eyas_contract.safetensors_header import read_header
-
 from eyas_draft.batches import Loader, plan_epoch, split
 from eyas_draft.store import Store
 
@@ -96,7 +96,7 @@ def test_shards_stamped_by_another_contract_are_refused(copy: Path) -> None:
     manifest = Manifest.load(copy)
     digests = tuple(sorted(Contract.load(copy).digests().items()))
     dataclasses.replace(manifest, contract_digests=digests).save(copy)
-    with pytest.raises(CorruptFile, match="shard-000000.*metadata says capture"):
+    with pytest.raises(CorruptFile, match=r"shard-000000.*metadata says capture"):
         Store(copy)
 
 

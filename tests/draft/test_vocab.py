@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from eyas_contract import InvalidInput
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eyas_contract import InvalidInput
 from eyas_draft.vocab import choose_vocab, coverage, render
 
 
@@ -31,7 +31,7 @@ def test_full_vocabulary_and_sizes_out_of_range() -> None:
     for size in (-1, 4):
         with pytest.raises(InvalidInput, match="--vocab-size"):
             choose_vocab(counts, size)
-    with pytest.raises(InvalidInput, match="2 .the special tokens seen"):
+    with pytest.raises(InvalidInput, match=r"2 .the special tokens seen"):
         choose_vocab(counts, 1, always=(0, 2))
 
 

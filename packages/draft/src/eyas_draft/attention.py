@@ -43,7 +43,8 @@ class TttAttention:
         blocks = self._blocks[layer]
         blocks.append((k_tgd, v_tgd))
         diagonals = [tensor for block in blocks[1:] for tensor in block]
-        out: Tensor = _PrefixAndDiagonals.apply(q_tqd, *blocks[0], self.layout, *diagonals)
+        out: Tensor = _PrefixAndDiagonals.apply(  # type: ignore[no-untyped-call]
+            q_tqd, *blocks[0], self.layout, *diagonals)
         return out
 
 
@@ -165,4 +166,5 @@ def _padded_scores(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
     """Causal scores [B, Q, L, L] held in full: for float32 on a GPU, where flash kernels take only half precision."""
     scores = layout.pad(q) @ layout.pad(k).mT * q.shape[-1] ** -0.5
     future = torch.ones(layout.longest, layout.longest, dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(future, float("-inf"))
+    masked: Tensor = scores.masked_fill(future, float("-inf"))
+    return masked

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from eyas_contract import InvalidInput
 from torch import Tensor
 
+from eyas_contract import InvalidInput
 from eyas_draft.store import Sample, Store
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
 from eyas_contract import CorruptFile, InvalidInput
 from eyas_contract.contract import write_text_atomic
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -36,10 +37,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str], as_json: bool) -> int:
-    config: Any = tyro.cli(AnyConfig, prog="eyas-draft", description=DESCRIPTION,  # type: ignore[call-overload]
-                           args=expand_config(words, COMMANDS))
-    handlers = {TrainConfig: _train, ExportConfig: _export, VerifyConfig: _verify, EvalConfig: _eval,
-                VocabConfig: _vocab, ConvertConfig: _convert}
+    config: Any = tyro.cli(AnyConfig, prog="eyas-draft", description=DESCRIPTION, args=expand_config(words, COMMANDS))
+    handlers: dict[type, Callable[[Any, bool], int]] = {
+        TrainConfig: _train, ExportConfig: _export, VerifyConfig: _verify, EvalConfig: _eval, VocabConfig: _vocab,
+        ConvertConfig: _convert}
     return handlers[type(config)](config, as_json)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from eyas_contract import InvalidInput
 from torch import Tensor
 
+from eyas_contract import InvalidInput
 from eyas_draft.model import DraftModel
 from eyas_draft.ops import Ops
 from eyas_draft.pool import ExtendAttention, KvPool
@@ -52,7 +52,8 @@ class Decoder:
         self.draft_ids_v = draft_ids_v.to(target.device)
 
     @torch.no_grad()
-    def decode(self, prompts: Sequence[Sequence[int]], progress: Callable[[int], None] = lambda _: None) -> list[Answer]:
+    def decode(self, prompts: Sequence[Sequence[int]],
+               progress: Callable[[int], None] = lambda _: None) -> list[Answer]:
         """Answer all prompts together; `progress` is told the tokens of each round.
 
         Raises:

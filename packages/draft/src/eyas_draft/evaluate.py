@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 import torch
-from eyas_contract import Contract, InvalidInput
-from eyas_contract.commands import Progress
 from transformers import AutoTokenizer
 
+from eyas_contract import Contract, InvalidInput
+from eyas_contract.commands import Progress
 from eyas_draft.config import EvalConfig
 from eyas_draft.decode import Answer, Decoder
 from eyas_draft.loading import load_draft
@@ -51,7 +51,8 @@ def evaluate(config: EvalConfig, stream: TextIO | None = None) -> dict[str, Any]
     return run(decoder, prompts, config, stream)
 
 
-def run(decoder: Decoder, prompts: Sequence[list[int]], config: EvalConfig, stream: TextIO | None = None) -> dict[str, Any]:
+def run(decoder: Decoder, prompts: Sequence[list[int]], config: EvalConfig,
+        stream: TextIO | None = None) -> dict[str, Any]:
     """Decode prompts of similar length together and sum up, in the prompts' order."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers: dict[int, Answer] = {}
@@ -59,7 +60,7 @@ def run(decoder: Decoder, prompts: Sequence[list[int]], config: EvalConfig, stre
     begun = time.monotonic()
     for start in range(0, len(order), config.batch_size):
         part = order[start:start + config.batch_size]
-        done = decoder.decode([prompts[i] for i in part], lambda n: progress.update(n, f"{len(answers)} prompts done"))
+        done = decoder.decode([prompts[i] for i in part], progress.update)
         answers |= dict(zip(part, done, strict=True))
     seconds = time.monotonic() - begun
     ordered = [answers[i] for i in range(len(prompts))]

@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
 from eyas_contract import Contract, InvalidInput
 from eyas_contract.commands import save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines import sglang
-from safetensors.torch import save_file
-from torch import Tensor
-
 from eyas_draft import checkpoint
 from eyas_draft.attention import TttAttention
 from eyas_draft.batches import Batch
@@ -53,7 +53,7 @@ def export(config: ExportConfig) -> dict[str, object]:
     temporary.replace(config.out / "model.safetensors")
     save_config(config, config.out)
     return {"out": str(config.out), "step": state["step"], "acceptance_length_heldout": state["best"],
-            "tensors": len(tensors), "parameters": sum(t.numel() for n, t in tensors.items() if n not in ("d2t", "t2d")),
+            "tensors": len(tensors), "parameters": sum(value.numel() for value in state["model"].values()),
             "dtype": contract.draft.dtype}
 
 
@@ -116,7 +116,8 @@ def two_steps(model: DraftModel, batch: Batch) -> Tensor:
     ids = batch.input_ids_t.roll(-1)
     first, hidden = model(ids, model.fuse(batch.aux_tke.float()), batch.positions_t, attend)
     second, _ = model(ids.roll(-1), hidden, batch.positions_t + 1, attend)
-    return model.lm_head(torch.cat((first, second))).float()
+    logits: Tensor = model.lm_head(torch.cat((first, second)))
+    return logits.float()
 
 
 def _engine(version: str) -> sglang.Version:
@@ -125,5 +126,6 @@ def _engine(version: str) -> sglang.Version:
 
 def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
-        raise InvalidInput("contract.draft.dtype", name, f"one of {sorted(DTYPES)}, by export", "Train with such a dtype.")
+        raise InvalidInput("contract.draft.dtype", name, f"one of {sorted(DTYPES)}, by export",
+                           "Train with such a dtype.")
     return DTYPES[name]

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from eyas_contract import Contract, InvalidInput, llama_tensors
 from eyas_contract.contract import read_json
 from eyas_contract.engines import sglang
 from eyas_contract.safetensors_header import TensorInfo, read_checkpoint
-from torch import Tensor
-
 from eyas_draft.mapped import map_tensor
 from eyas_draft.model import DraftModel
 

@@ -6,8 +6,9 @@ import hashlib
 
 import numpy as np
 import torch
-from eyas_contract.safetensors_header import TensorInfo
 from torch import Tensor
+
+from eyas_contract.safetensors_header import TensorInfo
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
           "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from eyas_contract import DraftSpec, InvalidInput, llama_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from eyas_contract import DraftSpec, InvalidInput, llama_tensors
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_TQD, k_TGD, v_TGD) -> out_TQD."""

@@ -112,7 +112,8 @@ class BranchAttention:
     def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgd: Tensor) -> Tensor:
         """Write this step's k and v, then attend; T is B * topk."""
         pool, keys, values = self.pool, self.pool.keys[layer], self.pool.values[layer]
-        pool.ops.kv_write(k_tgd.contiguous(), v_tgd.contiguous(), keys, values, self.own_slots[:, self.step].contiguous())
+        slots = self.own_slots[:, self.step].contiguous()
+        pool.ops.kv_write(k_tgd.contiguous(), v_tgd.contiguous(), keys, values, slots)
         q_tqd = q_tqd.contiguous()
         out = torch.empty_like(q_tqd)
         pool.ops.decode_attention(q_tqd, keys, values, out, self.table, self.everyone, self.seq_lens + self.step + 1,

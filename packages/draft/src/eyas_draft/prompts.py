@@ -25,7 +25,8 @@ def read_prompts(path: Path, tokenizer: Any, limit: int = 0) -> list[list[int]]:
     wanted = "one JSON object a line with `messages` or `conversations`"
     if not path.is_file():
         raise InvalidInput(str(path), "no such file", wanted, "Check the path.")
-    prompts, faults = [], []
+    prompts: list[list[int]] = []
+    faults: list[str] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if limit and len(prompts) == limit:
             break
@@ -37,7 +38,8 @@ def read_prompts(path: Path, tokenizer: Any, limit: int = 0) -> list[list[int]]:
             continue
         prompts.append(list(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]))
     if faults or not prompts:
-        raise InvalidInput(str(path), "; ".join(faults[:20]) or "no conversations", wanted, "Correct or remove the lines.")
+        raise InvalidInput(str(path), "; ".join(faults[:20]) or "no conversations", wanted,
+                           "Correct or remove the lines.")
     return prompts
 
 

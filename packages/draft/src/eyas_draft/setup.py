@@ -6,11 +6,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from eyas_contract import Contract, ContractMismatch, DraftSpec, InvalidInput, Mismatch, TargetSpec, VocabMap
 from eyas_contract.contract import read_json
 from eyas_contract.target import read_config, text_config
-from torch import Tensor
-
 from eyas_draft.config import TrainConfig
 from eyas_draft.model import DraftModel, check_supported
 from eyas_draft.store import Store

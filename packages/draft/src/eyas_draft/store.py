@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from eyas_contract import CaptureSpec, Contract, CorruptFile, InvalidInput, Manifest, ShardRecord
-from eyas_contract.safetensors_header import Header, read_header
 from torch import Tensor
 
+from eyas_contract import CaptureSpec, Contract, CorruptFile, InvalidInput, Manifest, ShardRecord
+from eyas_contract.safetensors_header import Header, read_header
 from eyas_draft.mapped import map_tensor, sha256_of
 
 
@@ -166,7 +166,8 @@ def _shape_faults(found: dict[str, tuple[str, tuple[int, ...]]], capture: Captur
     for name in sorted(set(found) | set(wanted) | set(recorded)):
         values = (found.get(name), wanted.get(name), recorded.get(name))
         if len(set(values)) > 1:
-            faults.append(f"{name} is {values[0]} in the shard, {values[1]} by the contract, {values[2]} by the manifest")
+            faults.append(f"{name} is {values[0]} in the shard, {values[1]} by the contract, {values[2]} by the "
+                          "manifest")
     return faults
 
 

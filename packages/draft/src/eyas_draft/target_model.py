@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eyas_contract import InvalidInput
-from eyas_contract.target import read_config, text_config
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from eyas_draft.pool import ExtendAttention, KvPool
+from eyas_contract import InvalidInput
+from eyas_contract.target import read_config, text_config
 from eyas_draft.ops import Ops
+from eyas_draft.pool import ExtendAttention, KvPool
 
 NAME = "eyas_pool"
 

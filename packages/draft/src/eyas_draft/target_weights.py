@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from eyas_contract import DraftSpec, InvalidInput, TargetSpec
-from eyas_contract.safetensors_header import TensorInfo, read_checkpoint
 from torch import Tensor
 
+from eyas_contract import DraftSpec, InvalidInput, TargetSpec
+from eyas_contract.safetensors_header import TensorInfo, read_checkpoint
 from eyas_draft.mapped import map_tensor
 
 OTHER_HEADS = ("gemma", "cohere", "granite", "minicpm")  # norm or logits scaled in ways that are not Llama's
@@ -77,7 +77,8 @@ def initial_from_target(weights: TargetWeights, spec: DraftSpec, draft_ids_v: Te
     h = spec.hidden_size
     fc = torch.zeros(h, spec.num_aux * spec.target_hidden_size)
     fc[:, -spec.target_hidden_size:] = torch.eye(h, spec.target_hidden_size)
-    start = {"fc.weight": fc, "norm.weight": weights.norm_h.float(), "lm_head.weight": weights.head_vh[draft_ids_v].float()}
+    start = {"fc.weight": fc, "norm.weight": weights.norm_h.float(),
+             "lm_head.weight": weights.head_vh[draft_ids_v].float()}
     own = {f"layers.0.{name}": value.float() for name, value in weights.last_layer.items()}
     for name, value in own.items():
         if name.startswith("layers.0.self_attn.") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):

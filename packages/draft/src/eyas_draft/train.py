@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
 import torch
+from torch import Tensor
+
 from eyas_contract import Contract, InvalidInput, canonical, compare
 from eyas_contract.commands import Progress, save_config
 from eyas_contract.contract import read_json, write_text_atomic
-from torch import Tensor
-
 from eyas_draft import checkpoint
 from eyas_draft.batches import Batch, Loader, split
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
@@ -29,7 +29,6 @@ from eyas_draft.metrics import MetricsLog
 from eyas_draft.setup import Setup, draft_ids, prepare
 from eyas_draft.ttt import Teacher, scored_positions
 from eyas_draft.walk import Walk, walk
-
 
 SETTINGS = "config.resolved.json"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from eyas_contract import InvalidInput, VocabMap
 from torch import Tensor
+
+from eyas_contract import InvalidInput, VocabMap
 
 
 @dataclass(frozen=True)
@@ -78,5 +79,6 @@ def render(report: Coverage, decode: dict[int, str]) -> str:
              f"covers {report.mass:.2%} of the trained tokens",
              f"ceiling of the acceptance length from coverage alone, chain of {report.ceiling_steps}: "
              f"{report.ceiling:.2f} (bonus counted)"]
-    lines += [f"  left out: {token_id:>7} x{count:<6} {decode.get(token_id, '')!r}" for token_id, count in report.lost_ids]
+    lines += [f"  left out: {token_id:>7} x{count:<6} {decode.get(token_id, '')!r}"
+              for token_id, count in report.lost_ids]
     return "\n".join(lines)
