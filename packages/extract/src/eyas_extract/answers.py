@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from eyas_contract import ContractMismatch, InvalidInput, Mismatch
-from eyas_contract.canonical import dumps
 from eyas_contract.contract import write_text_atomic
 from eyas_extract.store import room_for
 
@@ -74,7 +73,7 @@ class Answers:
     def append(self, batch: list[Row]) -> None:
         """Commit one batch: one line, synced."""
         with room_for(self.partial), self.partial.open("ab") as file:
-            file.write(dumps(batch).encode("ascii") + b"\n")
+            file.write(json.dumps(batch).encode("ascii") + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self.batches.append(batch)

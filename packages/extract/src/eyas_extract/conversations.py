@@ -88,6 +88,12 @@ def file_sha256(path: Path) -> str:
                            "Check the path.") from error
 
 
+def count_lines(path: Path) -> int:
+    """Number of lines of a file."""
+    with path.open("rb") as source:
+        return sum(1 for _ in source)
+
+
 def order_fault(roles: list[str]) -> str:
     """Why turns of these roles are no conversation; empty where they are."""
     turns = [role for role in roles if role != "system"]

@@ -17,7 +17,7 @@ from eyas_contract.commands import Progress
 from eyas_contract.contract import write_text_atomic
 from eyas_extract.answers import Answers, Row
 from eyas_extract.config import RegenerateConfig
-from eyas_extract.conversations import Conversation, Reject, RowFault, file_sha256, read_conversations
+from eyas_extract.conversations import Conversation, Reject, RowFault, count_lines, file_sha256, read_conversations
 from eyas_extract.decoding import ATTENTION, Sampling, decode
 from eyas_extract.store import room_for
 from eyas_extract.target import Target, load_target, pick_device
@@ -59,7 +59,7 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
     device = pick_device(config.device)
     answers = Answers(config.out, _settings(config, device))
     if answers.complete:
-        return Regenerated(sum(1 for _ in config.out.open("rb")), [], 0, 0.0)
+        return Regenerated(count_lines(config.out), [], 0, 0.0)
     target = load_target(config.target, device, config.dtype)
     template = ChatTemplate(config.target, sorted(target.stop_ids))
     dialogues, rejects = _dialogues(config, template, target)

@@ -28,7 +28,7 @@ from eyas_contract import (
 from eyas_contract.commands import Progress, save_config
 from eyas_extract.capture import Capture
 from eyas_extract.config import RunConfig
-from eyas_extract.conversations import Reject, file_sha256, read_conversations
+from eyas_extract.conversations import Reject, count_lines, file_sha256, read_conversations
 from eyas_extract.mask import Sample, encode
 from eyas_extract.store import Source, StoreWriter
 from eyas_extract.target import DTYPES, STORE_DTYPES, Target, load_target, pick_device, stop_ids
@@ -90,7 +90,7 @@ def run(config: RunConfig) -> Summary:
         already, check = writer.manifest.num_tokens, ""
         if not writer.manifest.complete:
             check = _extract(config, device, template, writer)
-        rows = sum(1 for _ in config.data.open("rb"))
+        rows = count_lines(config.data)
         return _summary(writer, rows, check, already, time.monotonic() - started, config)
     finally:
         writer.close()
@@ -131,7 +131,7 @@ def _extract(config: RunConfig, device: str, template: ChatTemplate, writer: Sto
     """Make and commit the shards that are missing; returns what the target's check found."""
     target: Target | None = None
     check = ""
-    progress = Progress(sum(1 for _ in config.data.open("rb")), "rows", "extract", already=writer.next_line - 1)
+    progress = Progress(count_lines(config.data), "rows", "extract", already=writer.next_line - 1)
     dtype = STORE_DTYPES[writer.contract.capture.tensors[2].dtype]
     kept: list[Reject] = []
     for pending in shards(config, template, writer.next_line, progress):

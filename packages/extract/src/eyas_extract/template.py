@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,11 @@ class ChatTemplate:
                                "Put the target's chat_template.jinja into the folder.")
         own = self.tokenizer.eos_token_id
         self.stop_ids = frozenset([*stop_ids, *([own] if own is not None else [])])
-        self.marks_generation = "{% generation" in text or "{%- generation" in text
+
+    @property
+    def marks_generation(self) -> bool:
+        """Whether the template marks the assistant's text itself, by `{% generation %}` blocks."""
+        return re.search(r"\{%-?\s*generation\s*-?%\}", self.tokenizer.chat_template) is not None
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any] | None, *,
                prompt: bool = False) -> str:

@@ -1,0 +1,130 @@
+"""Answers: one turn or many, what is recorded with them, resumes and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas_contract import ContractMismatch, EyasError, InvalidInput
+from eyas_extract.config import RegenerateConfig
+from eyas_extract.conversations import Reject
+from eyas_extract.regenerate import Regenerated, regenerate
+from eyas_extract.template import ChatTemplate
+
+Write = Callable[[list[Any]], Path]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def old(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def make(target: Path, prompts: Path, out: Path, **more: Any) -> Regenerated:
+    return regenerate(RegenerateConfig(target, prompts, out, **{"max_new_tokens": 30, "batch_size": 3, **more}))
+
+
+def test_turns_all_and_last(tiny_target: Path, write: Write, tmp_path: Path) -> None:
+    chat = ChatTemplate(tiny_target)
+    four = [user("count from one to three"), old("no"), user("copy red blue"), old("no")]
+    prompts = write([{"id": "a", "messages": four}, {"id": "b", "messages": [user("count from two to four")]},
+                     {"id": "c", "messages": [user("copy blue red"), old("no"), user("count from one to two")]}])
+    for turns in ("all", "last"):
+        make(tiny_target, prompts, tmp_path / turns, turns=turns)
+    both, last = rows(tmp_path / "all"), rows(tmp_path / "last")
+    assert [row["id"] for row in both] == ["a", "b", "c"]
+    assert [[m["role"] for m in row["messages"]] for row in both] == [["user", "assistant"] * n for n in (2, 1, 2)]
+    assert [m["content"] for m in both[0]["messages"][::2]] == ["count from one to three", "copy red blue"]
+    for row in (*both, *last):
+        for i, message in enumerate(row["messages"]):
+            if "output_ids" in message:
+                assert message["finish_reason"] in ("stop", "length")
+                ended = message["finish_reason"] == "stop"
+                assert (message["output_ids"][-1] == chat.tokenizer.eos_token_id) == ended
+                assert chat.decode(message["output_ids"][:-1] if ended else message["output_ids"]) == message["content"]
+            elif i % 2:
+                assert message == old("no")
+    assert "output_ids" in both[0]["messages"][1]
+    assert "output_ids" not in last[0]["messages"][1]
+    assert both[1] == last[1]
+
+
+def test_a_later_turn_is_answered_on_the_new_history(tiny_target: Path, write: Write, tmp_path: Path) -> None:
+    question = user("count from one to three")
+    make(tiny_target, write([{"messages": [question, old("no"), user("copy red blue")]}]), tmp_path / "a")
+    [first] = rows(tmp_path / "a")
+    history = [{k: m[k] for k in ("role", "content")} for m in first["messages"][:3]]
+    make(tiny_target, write([{"messages": history}]), tmp_path / "b", turns="last")
+    [second] = rows(tmp_path / "b")
+    assert second["messages"][3] == first["messages"][3]
+
+
+def test_rejects_and_limits(tiny_target: Path, write: Write, tmp_path: Path) -> None:
+    prompts = write([{"messages": [user("copy red")]}, b"{", {"messages": [old("a"), user("b")]},
+                     {"messages": [user("a " * 500)]}, {"messages": [user("a"), {**old(""), "tool_calls": [
+                         {"function": {"name": "f"}}]}, {"role": "tool", "content": "x"}]}])
+    done = make(tiny_target, prompts, tmp_path / "o")
+    assert done.rows == 1
+    assert [r.line for r in done.rejects] == [2, 3, 4, 5]
+    found = [Reject(**row) for row in rows(tmp_path / "o.rejects.jsonl")]
+    assert found == done.rejects
+    for reject, reason in zip(found, ("not JSON", "the first turn is assistant", "do not fit the target's 512",
+                                      "tool calls"), strict=True):
+        assert reason in reject.reason
+
+
+def test_a_template_that_refuses_the_new_history(tiny_target: Path, write: Write, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ChatTemplate.render
+
+    def render(self: ChatTemplate, messages: Any, tools: Any, *, prompt: bool = False) -> str:
+        if any("output_ids" in m for m in messages) and len(messages) > 2:
+            self.tokenizer.chat_template = "{{ raise_exception('not after that') }}"
+        return plain(self, messages, tools, prompt=prompt)
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    done = make(tiny_target, write([{"messages": [user("copy red"), old("a"), user("copy red")]}]), tmp_path / "o")
+    assert done.rows == 0
+    assert "not after that" in done.rejects[0].reason
+
+
+def test_torn_and_foreign_partials(tiny_target: Path, write: Write, tmp_path: Path) -> None:
+    prompts = write([{"messages": [user(f"copy red {w}")]} for w in ("blue", "green", "stone", "river", "cloud")])
+    out, partial = tmp_path / "o", tmp_path / "o.partial"
+    make(tiny_target, prompts, out)
+    whole = out.read_bytes()
+    assert make(tiny_target, prompts, out).new_tokens == 0
+    make(tiny_target, prompts, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == whole
+    for torn in (b"", b"[", b'[{"line": 1}', b"\x00\x00\n"):
+        out.unlink()
+        partial.write_bytes(torn)
+        make(tiny_target, prompts, out)
+        assert out.read_bytes() == whole
+        assert not partial.exists()
+
+
+def test_other_settings_or_files_are_refused(tiny_target: Path, write: Write, tmp_path: Path) -> None:
+    prompts, out = write([{"messages": [user("copy red")]}]), tmp_path / "o"
+    make(tiny_target, prompts, out)
+    with pytest.raises(ContractMismatch) as caught:
+        make(tiny_target, prompts, out, max_new_tokens=3, temperature=1.0)
+    assert [m.field for m in caught.value.mismatches] == ["max_new_tokens", "temperature"]
+    (tmp_path / "other").write_text("mine\n")
+    with pytest.raises(InvalidInput, match="without other"):
+        make(tiny_target, prompts, tmp_path / "other")
+    assert (tmp_path / "other").read_text() == "mine\n"
+    for bad in ({"max_new_tokens": 0}, {"batch_size": 0}, {"kv_gib": 0.0}, {"top_p": 0.0}, {"device": "cuda"}):
+        with pytest.raises(EyasError):
+            make(tiny_target, prompts, tmp_path / "new", **bad)
+    assert not (tmp_path / "new").exists()
