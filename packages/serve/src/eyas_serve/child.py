@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _die_with_parent() -> None:
-    """Between fork and exec: the kernel kills this process when the thread that started it ends."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+from eyas_serve.keeper import session_members
 
 
 class Child:
-    """A running command whose output goes to a file.
-
-    The kernel ties its life to the thread that creates it: create it in a thread that lives as long as the server.
-    SGLang's ranks in turn end with the command itself.
+    """A running command whose output goes to a file. A keeper process ends it should this process be killed.
 
     Args:
         command: words.
@@ -34,10 +24,19 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        with log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                list(command), env=dict(environment), stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=_die_with_parent)
+        self.keeper = subprocess.Popen([sys.executable, "-m", "eyas_serve.keeper"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.DEVNULL, start_new_session=True)
+        assert self.keeper.stdin is not None
+        try:
+            with log.open("wb") as sink:
+                self.process = subprocess.Popen(list(command), env=dict(environment), stdin=subprocess.DEVNULL,
+                                                stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
+            self.keeper.stdin.write(f"{self.process.pid}\n".encode())
+            self.keeper.stdin.flush()
+        except BaseException:
+            self.keeper.stdin.close()
+            self.keeper.wait()
+            raise
         self.pid = self.process.pid
 
     def exit_code(self) -> int | None:
@@ -45,49 +44,46 @@ class Child:
         return self.process.poll()
 
     def members(self) -> list[psutil.Process]:
-        """Every living process of the child's session and every descendant, orphans included."""
+        """Every living process of the child's session, orphans included, and every descendant that left it."""
         found: dict[int, psutil.Process] = {}
-        for process in psutil.process_iter():
+        for pid in session_members(self.pid):
             try:
-                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process.pid] = process
-            except (ProcessLookupError, PermissionError, psutil.Error):
+                found[pid] = psutil.Process(pid)
+                found |= {process.pid: process for process in found[pid].children(recursive=True)}
+            except psutil.Error:
                 continue
-        try:
-            for process in psutil.Process(self.pid).children(recursive=True):
-                found[process.pid] = process
-        except psutil.Error:
-            pass
-        return list(found.values())
+        return [process for process in found.values() if _alive(process)]
 
     def stop(self, grace: float = 5.0) -> None:
         """End the whole tree: SIGTERM, up to `grace` seconds, then SIGKILL until nothing is left."""
-        members = self.members()
+        known = {process.pid: process for process in self.members()}
         if grace > 0 and self.exit_code() is None:
-            _signal([process for process in members if process.pid == self.pid] or members, signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + grace
             while time.monotonic() < deadline and (self.exit_code() is None or self.members()):
                 time.sleep(0.05)
         for _ in range(50):
-            left = {process.pid: process for process in [*members, *self.members()] if process.is_running()}
-            left = {pid: process for pid, process in left.items() if _alive(process)}
+            known |= {process.pid: process for process in self.members()}
+            left = [process for process in known.values() if _alive(process)]
             if not left and self.exit_code() is not None:
-                return
-            _signal(list(left.values()), signal.SIGKILL)
-            self.exit_code()
+                break
+            for process in left:
+                _kill(process)
             time.sleep(0.1)
+        assert self.keeper.stdin is not None
+        self.keeper.stdin.close()
+        self.keeper.wait()
 
 
 def _alive(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
 
-def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        try:
-            process.send_signal(number)
-        except psutil.Error:
-            continue
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.Error:
+        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,8 +27,6 @@ PROOF_TOKENS = 8
 
 class Server:
     """SGLang with a draft. Use as `with Server(config) as server:`, or call `start` and `stop`.
-
-    Start it in a thread that outlives it: the kernel ends the engine with that thread.
 
     Args:
         config: what to serve.
@@ -72,14 +71,15 @@ class Server:
         self.url = f"http://{config.host}:{port}"
         self.client = Client(self.url)
         started = time.monotonic()
+        atexit.register(self.stop)  # a signal between the end of this method and the caller's `with` body
         try:
             self.child = Child(command, environment, self.log)
             self._wait()
             self._prove()
+            self.report(f"READY after {duration(time.monotonic() - started)}: {self.url}")
         except BaseException:
             self.stop(grace=0.0)
             raise
-        self.report(f"READY after {duration(time.monotonic() - started)}: {self.url}")
         return self
 
     def stop(self, grace: float = 5.0) -> None:
@@ -88,6 +88,7 @@ class Server:
             self.child.stop(grace)
             self.child = None
             self.client.close()
+        atexit.unregister(self.stop)
 
     def watch(self) -> None:
         """Wait until the engine ends by itself.
@@ -113,15 +114,12 @@ class Server:
         assert self.child is not None
         self.progress = Progress(self.status_dir, self.log)
         while True:
-            for line in self.progress.poll():
-                self.report(line)
-            self._require_alive()
+            self._look()
             if self.progress.log.plugin_fault:
                 raise self._failure(self.progress.log.plugin_fault, "the guard inside SGLang",
                                     "Without it nothing would be checked. See the log.")
             if self.client.healthy():
-                self.progress.poll()
-                self._require_alive()
+                self._look()
                 if self.progress.all_ready():
                     return
                 raise self._failure(f"the server is up, but of its ranks only {sorted(self.progress.ranks)} reported "
@@ -129,9 +127,11 @@ class Server:
                                     "The plug-in was not loaded: is SGLANG_PLUGINS set without eyas_serve?")
             time.sleep(POLL)
 
-    def _require_alive(self) -> None:
-        """Raise where the engine died, was refused by the guard, or has not moved for too long."""
+    def _look(self) -> None:
+        """Report what is new; raise where the engine died, was refused by the guard, or has not moved for too long."""
         assert self.child is not None
+        for line in self.progress.poll():
+            self.report(line)
         if self.child.exit_code() is not None:
             raise self._died()
         if self.progress.error():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 from eyas_serve.guard import forward, layout, scheduler, shared, weights
 
 
 def install() -> None:
-    """Register every hook; SGLang applies them once all plug-ins are loaded.
+    """Register every hook in a rank; SGLang applies them once all plug-ins are loaded.
 
     Raises:
         EngineFailure: an SGLang of unknown layout.
     """
-    layout.require_known_layout()
+    layout.require_known_version()
+    if multiprocessing.parent_process() is None:
+        return  # SGLang's own launcher: no model is loaded in it, and importing the targets would cost it seconds
+    layout.require_targets()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(layout.SCHEDULER, scheduler.start_rank, HookType.AROUND)

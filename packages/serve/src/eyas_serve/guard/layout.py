@@ -25,22 +25,21 @@ READ_WEIGHTS = "sglang.srt.model_loader.loader.DefaultModelLoader._get_all_weigh
 TARGETS = (SCHEDULER, *LOAD_WEIGHTS, *FORWARD, INIT_LM_HEAD, LOAD_MODEL, KV_CACHE, GRAPHS, READ_WEIGHTS)
 
 
-def require_known_layout() -> Version:
-    """The installed SGLang's version.
-
-    Raises:
-        EngineFailure: a version outside the range that was read, or one in which a hook's target is gone (all named).
-    """
+def require_known_version() -> None:
+    """Raise EngineFailure where the installed SGLang is none of those that were read."""
     text = importlib.metadata.version("sglang")
-    version, known = parse_version(text), f"{_text(OLDEST)} to {_text(NEWEST)}"
-    if not OLDEST <= version <= NEWEST:
-        raise EngineFailure("SGLang", f"version {text}", f"{known}, which the guard knows",
+    if not OLDEST <= parse_version(text) <= NEWEST:
+        raise EngineFailure("SGLang", f"version {text}", f"{_text(OLDEST)} to {_text(NEWEST)}, which the guard knows",
                             "Serve with one of these, or with an eyas-serve that knows yours.")
+
+
+def require_targets() -> None:
+    """Raise EngineFailure where a function that the guard hooks is gone (all named). Imports SGLang's models."""
     absent = [target for target in TARGETS if resolve(target) is None]
     if absent:
-        raise EngineFailure(f"SGLang {text}", f"no {', '.join(absent)}", f"the functions of {known} that the guard "
-                            "watches", "Serve with a released SGLang, or report this layout.")
-    return version
+        raise EngineFailure(f"SGLang {importlib.metadata.version('sglang')}", f"no {', '.join(absent)}",
+                            "the functions that the guard watches", "Serve with a released SGLang, or report this "
+                            "layout.")
 
 
 def resolve(target: str) -> object | None:

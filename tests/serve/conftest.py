@@ -1,0 +1,62 @@
+"""Fixtures of the launcher's tests: a fake engine, and the certainty that nothing outlives a test."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eyas_serve import ServeConfig
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> Path:
+    """An executable that behaves as an interpreter with SGLang (see fake_engine.py)."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "fake_engine.py"}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def scenario(monkeypatch: pytest.MonkeyPatch, fake_python: Path, tmp_path: Path) -> Callable[..., ServeConfig]:
+    """`scenario("dies")` -> the config of a server that will."""
+    def make(name: str, **settings: object) -> ServeConfig:
+        monkeypatch.setenv("FAKE_SCENARIO", name)
+        return ServeConfig(**{"target": tmp_path, "engine_python": fake_python, "port": 0, "run_dir": tmp_path / "run",
+                              "stall_seconds": 20.0, **settings})
+
+    return make
+
+
+def engines(marker: str) -> list[psutil.Process]:
+    """Living processes whose engine reports into a folder below `marker`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            folder = process.environ().get("EYAS_STATUS_DIR", "")
+            if folder.startswith(marker) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_orphans(tmp_path: Path) -> Iterator[None]:
+    """Whatever a test does, no process of its engine may be left after it."""
+    yield
+    deadline = time.monotonic() + 10
+    while engines(str(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = engines(str(tmp_path))
+    for process in left:
+        process.kill()
+    assert not left

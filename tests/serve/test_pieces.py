@@ -1,0 +1,119 @@
+"""Acceptance, flags, prompts, handshake and log reading, each alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from eyas_contract import InvalidInput
+from eyas_serve import ServeConfig
+from eyas_serve.acceptance import Acceptance
+from eyas_serve.flags import engine_arguments, engine_environment
+from eyas_serve.handshake import RankStatus, read_all
+from eyas_serve.log import LogReader, last_words
+from eyas_serve.prompts import load_prompts
+
+
+def test_acceptance_by_hand() -> None:
+    acceptance = Acceptance.of([[2, 1, 0, 1], [0, 3]])
+    assert acceptance.histogram == (2, 4, 0, 1)
+    assert (acceptance.rounds, acceptance.accepted) == (7, 7)
+    assert acceptance.length == 2.0
+    assert acceptance.conditional_rates() == [5 / 7, 1 / 5, 1.0]
+    assert Acceptance(()).length == 1.0
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=5), max_size=5))
+def test_acceptance_is_the_mean_of_rounds(rows: list[list[int]]) -> None:
+    rounds = [1 + k for row in rows for k, count in enumerate(row) for _ in range(count)]
+    acceptance = Acceptance.of(rows)
+    assert acceptance.length == pytest.approx(sum(rounds) / len(rounds) if rounds else 1.0)
+    reach = 1.0
+    for k, rate in enumerate(acceptance.conditional_rates(), 1):
+        reach *= rate
+        assert reach == pytest.approx(sum(r > k for r in rounds) / len(rounds))
+
+
+def test_flags_of_a_cpu_chain(tmp_path: Path) -> None:
+    words = engine_arguments(ServeConfig(target=tmp_path, draft=tmp_path, device="cpu", radix_cache=False,
+                                         extra="--log-level 'warning'"), 5)
+    text = " ".join(words)
+    assert "--speculative-algorithm EAGLE3" in text
+    assert "--decode-attention-backend intel_amx" in text
+    assert "--disable-radix-cache" in words
+    assert words[-2:] == ["--log-level", "warning"]
+    with pytest.raises(InvalidInput, match="quotes"):
+        engine_arguments(ServeConfig(target=tmp_path, extra="'"), 5)
+    with pytest.raises(InvalidInput, match="draft tokens 9"):
+        engine_arguments(ServeConfig(target=tmp_path, draft=tmp_path, draft_tokens=9), 5)
+
+
+def test_each_cpu_rank_has_cores_of_its_own(tmp_path: Path) -> None:
+    def bind(tp: int, cores: list[int]) -> str:
+        config = ServeConfig(target=tmp_path, device="cpu", tp=tp)
+        return engine_environment(config, tmp_path, cores, {})["SGLANG_CPU_OMP_THREADS_BIND"]
+
+    assert bind(2, [0, 1, 4, 5]) == "0,1|4,5"
+    assert bind(1, [3]) == "3"
+    assert bind(2, [3]) == "3|3"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in engine_environment(
+        ServeConfig(target=tmp_path), tmp_path, [0], {})
+
+
+def test_prompts_are_what_transformers_renders(tiny_target: Path, tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_target)
+    turns = [{"role": "user", "content": "count from one to two"}, {"role": "assistant", "content": "one two"},
+             {"role": "user", "content": "copy red"}]
+    rows = [{"id": "a", "messages": [*turns, {"role": "assistant", "content": "red"}]},
+            {"conversations": [{"from": "human", "value": "copy red"}, {"from": "gpt", "value": "red"}]}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    first, second = load_prompts(file, tiny_target)
+    wanted = [tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+              for messages in (turns, turns[2:])]
+    assert [list(first.input_ids), list(second.input_ids)] == wanted
+    assert first.id == "a"
+    assert len(load_prompts(file, tiny_target, limit=1)) == 1
+
+
+def test_bad_prompts_are_all_named(tiny_target: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"messages": [\n{"text": "x"}\n[1]\n{"messages": [{"role": "system", "content": "x"}]}\n'
+                    '{"messages": [{"role": "user"}]}\n')
+    with pytest.raises(InvalidInput) as caught:
+        load_prompts(file, tiny_target)
+    for number in range(1, 6):
+        assert f"line {number}:" in str(caught.value)
+    with pytest.raises(InvalidInput, match=r"tokenizer\.json"):
+        load_prompts(file, tmp_path)
+
+
+def test_handshake_survives_rubbish(tmp_path: Path) -> None:
+    RankStatus("tp0-pp0-dp0", 1, "ready").write(tmp_path)
+    (tmp_path / "x.json").write_text("{")
+    (tmp_path / "y.json").write_text('{"other": 1}')
+    assert read_all(tmp_path) == {"tp0-pp0-dp0": RankStatus("tp0-pp0-dp0", 1, "ready")}
+
+
+def test_log_phases_and_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"[x] Load weight begin. avail\n[x] KV Ca")
+    reader = LogReader(log)
+    assert reader.poll()
+    assert reader.phase == "loading weights"
+    assert not reader.poll()
+    with log.open("ab") as sink:
+        sink.write(b"che is allocated\n\xff\xfe\nTraceback (most recent call last):\n  File 'a'\n"
+                   b"ValueError: bad\nmore\n\nend\n")
+    assert reader.poll()
+    assert reader.phase == "KV cache allocated"
+    assert last_words(log) == "ValueError: bad\nmore"
+    log.write_bytes(b"only\nthis\n")
+    assert last_words(log) == "only\nthis"
+    log.write_bytes(b"")
+    assert last_words(log) == "it wrote nothing"

@@ -1,0 +1,139 @@
+"""The launcher against a scripted engine: right verdict, soon, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eyas_contract import EngineFailure, InvalidInput
+from eyas_serve import ServeConfig, Server
+
+Scenario = Callable[..., ServeConfig]
+
+
+def failure(config: ServeConfig) -> str:
+    with pytest.raises(EngineFailure) as caught, Server(config):
+        pass
+    return str(caught.value)
+
+
+def test_ready_after_handshake_and_first_generation(scenario: Scenario, tmp_path: Path) -> None:
+    said: list[str] = []
+    with Server(scenario("ok"), said.append) as server:
+        assert server.client.generate([1, 2], 3).output_ids == (3, 4, 5)
+        assert "Load weight begin" in server.log.read_text()
+    assert said[-1].startswith("READY")
+    assert any("tp0-pp0-dp0: ready" in line for line in said)
+    assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["tp"] == 1
+
+
+def test_slow_is_not_stuck(scenario: Scenario) -> None:
+    said: list[str] = []
+    with Server(scenario("slow", stall_seconds=1.5), said.append):
+        pass
+    assert any("% of 100 MiB" in line for line in said)
+
+
+def test_stuck_is_stopped_with_its_phase(scenario: Scenario) -> None:
+    text = failure(scenario("stall", stall_seconds=1.0))
+    assert "no progress" in text
+    assert "tp0-pp0-dp0: loading target weights 100 %" in text
+
+
+@pytest.mark.parametrize("name", ["dies", "floods"])
+def test_death_shows_the_first_ranks_exception(scenario: Scenario, name: str) -> None:
+    text = failure(scenario(name))
+    assert "RuntimeError: rank 5 lost its disk" in text
+    assert "peer closed" not in text
+    assert "exit code -9" in text
+
+
+def test_the_guards_refusal_comes_first(scenario: Scenario) -> None:
+    text = failure(scenario("refuses"))
+    assert text.count("drops decoder_layers.0.x") == 1
+    assert "exit code 1" in text
+
+
+def test_up_without_a_handshake_is_refused(scenario: Scenario) -> None:
+    assert "SGLANG_PLUGINS" in failure(scenario("silent"))
+
+
+def test_every_rank_must_report(scenario: Scenario) -> None:
+    assert "['tp0-pp0-dp0']" in failure(scenario("half", tp=2))
+
+
+def test_a_plugin_that_did_not_load_is_seen_in_the_log(scenario: Scenario) -> None:
+    assert "Failed to load plugin eyas_serve" in failure(scenario("unplugged"))
+
+
+def test_a_grandchild_that_ignores_sigterm_is_ended(scenario: Scenario) -> None:
+    with Server(scenario("stubborn")) as server:
+        assert "grandchild" in server.log.read_text()
+
+
+def test_an_exception_inside_stops_the_tree(scenario: Scenario) -> None:
+    with pytest.raises(KeyError), Server(scenario("stubborn")):
+        raise KeyError
+
+
+def test_a_taken_port_is_refused_before_start(scenario: Scenario, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "cannot be listened on" in failure(scenario("ok", port=taken.getsockname()[1]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_invented_acceptance_is_refused(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
+    with pytest.raises(InvalidInput, match="invented"):
+        Server(scenario("ok")).start()
+
+
+def test_interpreter_without_sglang(scenario: Scenario, tmp_path: Path) -> None:
+    assert "sglang is not installed" in failure(scenario("ok", engine_python=Path(sys.executable)))
+    assert "cannot be run" in failure(scenario("ok", engine_python=tmp_path / "none"))
+
+
+def launch(config: ServeConfig, until: str) -> subprocess.Popen[str]:
+    """The real command, running, once it has printed `until`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eyas_serve.cli", "launch", "--target", str(config.target), "--port", "0", "--run-dir",
+         str(config.run_dir), "--engine-python", str(config.engine_python)], stdout=subprocess.PIPE, text=True,
+        start_new_session=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if until in line:
+            return process
+    pytest.fail(f"ended without {until!r}")
+
+
+@pytest.mark.parametrize("name", ["stall", "stubborn"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_signals_end_the_whole_tree(scenario: Scenario, name: str, number: signal.Signals, code: int) -> None:
+    process = launch(scenario(name), "loading target weights" if name == "stall" else "READY")
+    start = time.monotonic()
+    os.kill(process.pid, number)
+    process.communicate(timeout=10)
+    assert process.returncode == code
+    assert time.monotonic() - start < 10
+
+
+def test_the_command_says_why_and_ends_with_1(scenario: Scenario) -> None:
+    config = scenario("dies")
+    done = subprocess.run([sys.executable, "-m", "eyas_serve.cli", "launch", "--target", str(config.target), "--port",
+                           "0", "--run-dir", str(config.run_dir), "--engine-python", str(config.engine_python)],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: SGLang at")
+    assert "rank 5 lost its disk" in done.stderr
+    assert "Traceback" not in done.stderr
