@@ -1,4 +1,4 @@
-"""A query's result depends on the keys it sees alone: decode, tree and prefill agree bit for bit, and all thread counts.
+"""A query's result depends on the keys it sees alone: decode, tree and prefill agree bit for bit, on any threads.
 
 This is what makes greedy output with a draft equal to greedy output without one.
 """

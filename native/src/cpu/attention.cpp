@@ -18,23 +18,37 @@ struct Plan {
   int64_t work = 0;                  // multiply-adds
 };
 
-Plan make_plan(const eyas_cpu_attention& a, const std::vector<Request>& requests) {
-  const int64_t group = a.num_q_heads / a.num_kv_heads;
+int64_t keys_of_rows(const Request& request, const eyas_cpu_attention& a, int64_t last_row) {
+  if (a.extend_lens == nullptr) return request.prefix;
+  const bool all = !request.causal || request.tree_mask != nullptr;
+  return request.prefix + (all ? request.length : last_row / (a.num_q_heads / a.num_kv_heads) + 1);
+}
+
+Plan plan_with(const eyas_cpu_attention& a, const std::vector<Request>& requests, int64_t unit_rows) {
   Plan plan;
   plan.first_piece.push_back(0);
   for (const Request& request : requests) {
-    const int64_t rows = request.length * group;
-    for (int64_t first = 0; first < rows; first += kMaxRows)
+    const int64_t rows = request.length * (a.num_q_heads / a.num_kv_heads);
+    for (int64_t first = 0; first < rows; first += unit_rows)
       for (int64_t head = 0; head < a.num_kv_heads; ++head) {
-        const int64_t count = std::min(kMaxRows, rows - first);
-        const bool all = !request.causal || request.tree_mask != nullptr;
-        int64_t keys = request.prefix + (all ? request.length : (first + count - 1) / group + 1);
-        if (a.extend_lens == nullptr) keys = request.prefix;
-        const int64_t chunks = (keys + kChunk - 1) / kChunk;
+        const int64_t count = std::min(unit_rows, rows - first);
+        const int64_t keys = keys_of_rows(request, a, first + count - 1), chunks = (keys + kChunk - 1) / kChunk;
         plan.units.push_back({&request, head, first, count, chunks});
         plan.work += (count + kPackingRows) * keys * (a.head_dim + a.v_head_dim);
         plan.first_piece.push_back(plan.first_piece.back() + chunks);
       }
+  }
+  return plan;
+}
+
+// Large units bring keys into place less often, small ones spread better. Results are the same for any cut.
+Plan make_plan(const eyas_cpu_attention& a, const std::vector<Request>& requests, int64_t threads) {
+  int64_t unit_rows = kMaxRows;
+  Plan plan = plan_with(a, requests, unit_rows);
+  while (threads > 1 && plan.work > kWorkPerThread && plan.first_piece.back() < 4 * threads &&
+         unit_rows / 2 >= kMinRows) {
+    unit_rows /= 2;
+    plan = plan_with(a, requests, unit_rows);
   }
   return plan;
 }
@@ -122,8 +136,9 @@ extern "C" int32_t eyas_cpu_attention_run(const eyas_cpu_attention* attention) {
     check_struct(attention, "attention");
     const Kernels& chosen = kernels();
     const std::vector<Request> requests = read_requests(*attention);
-    const Plan plan = make_plan(*attention, requests);
-    const int64_t units = static_cast<int64_t>(plan.units.size()), threads = num_threads();
+    const int64_t threads = num_threads();
+    const Plan plan = make_plan(*attention, requests, threads);
+    const int64_t units = static_cast<int64_t>(plan.units.size());
     if (threads > 1 && units < 4 * threads && plan.first_piece.back() > units && plan.work > kWorkPerThread)
       run_split(*attention, chosen, plan);
     else

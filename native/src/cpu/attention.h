@@ -16,7 +16,8 @@
 namespace eyas::cpu {
 
 constexpr int64_t kChunk = 8 * kBlock;  // keys per independent piece of a split
-constexpr int64_t kMaxRows = 64;        // rows per unit: scores and outputs stay in the first-level cache
+constexpr int64_t kMaxRows = 192;       // rows per unit: more would leave the second-level cache
+constexpr int64_t kMinRows = 24;        // fewer would not pay for bringing the keys into place
 
 struct Request {
   const int32_t* slots;      // pool slot of each key

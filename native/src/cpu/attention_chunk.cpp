@@ -97,19 +97,20 @@ class Chunk {
     }
   }
 
-  // Scores of all rows against keys [start, start + count) of the request -> out [R, kBlock].
+  // Scores of all rows against keys [start, start + count) of the request -> out [R, kBlock], garbage beyond count.
   void score(int64_t start, int64_t count, float* out) {
+    const int64_t columns = (count + 15) / 16 * 16;
     const void** rows = room(scratch_.rows, kBlock);
     for (int64_t i = 0; i < count; ++i) rows[i] = key_row(start + i);
     if (pairs_) {
       const int64_t pairs = (a_.head_dim + 1) / 2;
       uint32_t* keys = room(scratch_.key_pairs, pairs * kBlock);
       kernels_.pack_key_pairs(rows, count, a_.head_dim, keys);
-      kernels_.gemm_pairs(unit_.rows, pairs, scratch_.query_pairs.data(), pairs, keys, out);
+      kernels_.gemm_pairs(unit_.rows, columns, pairs, scratch_.query_pairs.data(), pairs, keys, out);
     } else {
       float* keys = room(scratch_.keys, a_.head_dim * kBlock);
       kernels_.pack_keys(a_.kv_dtype, rows, count, a_.head_dim, keys);
-      kernels_.gemm(unit_.rows, kBlock, a_.head_dim, scratch_.queries.data(), a_.head_dim, keys, kBlock, out, kBlock,
+      kernels_.gemm(unit_.rows, columns, a_.head_dim, scratch_.queries.data(), a_.head_dim, keys, kBlock, out, kBlock,
                     false);
     }
   }

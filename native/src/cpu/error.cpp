@@ -1,5 +1,6 @@
 #include "error.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -8,7 +9,11 @@ namespace {
 
 thread_local eyas_cpu_error last_error{};
 
-void copy_text(char* to, std::size_t size, const char* from) { std::snprintf(to, size, "%s", from); }
+void copy_text(char* to, std::size_t size, const char* from) {
+  const std::size_t length = std::min(std::strlen(from), size - 1);
+  std::memcpy(to, from, length);
+  to[length] = '\0';
+}
 
 }  // namespace
 

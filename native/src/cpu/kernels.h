@@ -24,9 +24,10 @@ struct Kernels {
   // c[m][n] (+)= a[m][k] b[k][n]
   void (*gemm)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                int64_t ldc, bool accumulate);
-  // bf16 pairs along the head dimension, or null: rows -> out[d / 2][i] and c[m][kBlock] = a[m][pairs] b[pairs][kBlock].
+  // bf16 pairs along the head dimension, or null: rows -> out[d / 2][i], and c[m][n] = a[m][pairs] b[pairs][n]; rows of b and
+  // c are kBlock wide.
   void (*pack_key_pairs)(const void* const* rows, int64_t count, int64_t width, uint32_t* out);
-  void (*gemm_pairs)(int64_t m, int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c);
+  void (*gemm_pairs)(int64_t m, int64_t n, int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c);
   // One softmax step over scores[first..last) of kBlock: scores become weights (0 outside), state and out are rescaled.
   void (*softmax_step)(float* scores, int64_t first, int64_t last, float scale, float cap, RowState* state, float* out,
                        int64_t n);

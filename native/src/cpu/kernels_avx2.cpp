@@ -25,10 +25,12 @@ struct Avx2 {
   static F keep_minus_inf(F from, F to) {
     return _mm256_blendv_ps(to, from, _mm256_cmp_ps(from, set(-__builtin_inff()), _CMP_EQ_OQ));
   }
-  // In two steps, so that results below the smallest normal number round as they should.
   static F times_power_of_two(F x, F n) {
-    const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
-    return mul(mul(x, power_of_two(half)), power_of_two(_mm256_sub_epi32(whole, half)));
+    return mul(x, _mm256_castsi256_ps(
+                      _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
+  }
+  static F zero_where_less(F from, float limit, F to) {
+    return _mm256_andnot_ps(_mm256_cmp_ps(from, set(limit), _CMP_LT_OQ), to);
   }
   static float reduce_max(F x) {
     __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -67,11 +69,6 @@ struct Avx2 {
   }
   template <int kDtype>
   static float element_as_float(const void* row, int64_t d) { return element<kDtype>(row, d); }
-
- private:
-  static F power_of_two(__m256i n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
-  }
 };
 
 bool runs_here() {

@@ -55,6 +55,9 @@ struct Avx512 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(from, set(-__builtin_inff()), _CMP_EQ_OQ), to, from);
   }
   static F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
+  static F zero_where_less(F from, float limit, F to) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(from, set(limit), _CMP_NLT_UQ), to);
+  }
   static float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
   static float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
   static void transpose(F (&t)[16]) {

@@ -20,9 +20,8 @@ void pack_key_pairs(const void* const* rows, int64_t count, int64_t width, uint3
     }
 }
 
-template <int kRows>
+template <int kRows, int kCols>
 void pair_tile(int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c) {
-  constexpr int kCols = kBlock / 16;
   __m512 acc[kRows][kCols];
   for (int r = 0; r < kRows; ++r)
     for (int j = 0; j < kCols; ++j) acc[r][j] = _mm512_setzero_ps();
@@ -38,15 +37,16 @@ void pair_tile(int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b,
     for (int j = 0; j < kCols; ++j) _mm512_storeu_ps(c + r * kBlock + j * 16, acc[r][j]);
 }
 
-template <int kRows = Avx512::kRows>
+template <int kCols, int kRows = Avx512::kRows>
 void pair_rows(int64_t m, int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c) {
-  for (; m >= kRows; m -= kRows, a += kRows * lda, c += kRows * kBlock) pair_tile<kRows>(pairs, a, lda, b, c);
+  for (; m >= kRows; m -= kRows, a += kRows * lda, c += kRows * kBlock) pair_tile<kRows, kCols>(pairs, a, lda, b, c);
   if constexpr (kRows > 1)
-    if (m > 0) pair_rows<kRows - 1>(m, pairs, a, lda, b, c);
+    if (m > 0) pair_rows<kCols, kRows - 1>(m, pairs, a, lda, b, c);
 }
 
-void gemm_pairs(int64_t m, int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c) {
-  pair_rows(m, pairs, a, lda, b, c);
+void gemm_pairs(int64_t m, int64_t n, int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c) {
+  if (n == kBlock) return pair_rows<kBlock / 16>(m, pairs, a, lda, b, c);
+  for (int64_t j = 0; j < n; j += 16) pair_rows<1>(m, pairs, a, lda, b + j, c + j);
 }
 
 bool runs_here() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
