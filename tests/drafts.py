@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import math
 import random
 import struct
 from dataclasses import dataclass, field
@@ -26,11 +28,14 @@ class Tensor:
 
 def bf16(shape: list[int], seed: int = 0, scale: float = 0.02) -> Tensor:
     """Random numbers, never zero."""
-    rng, count = random.Random(seed), 1
-    for extent in shape:
-        count *= extent
+    return Tensor("BF16", list(shape), _numbers(math.prod(shape), seed, scale))
+
+
+@functools.cache
+def _numbers(count: int, seed: int, scale: float) -> bytes:
+    rng = random.Random(seed)
     halves = [struct.unpack("<I", struct.pack("<f", (rng.random() + 0.1) * scale))[0] >> 16 for _ in range(count)]
-    return Tensor("BF16", list(shape), struct.pack(f"<{count}H", *halves))
+    return struct.pack(f"<{count}H", *halves)
 
 
 def ones(size: int) -> Tensor:
