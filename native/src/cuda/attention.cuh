@@ -47,11 +47,19 @@ __device__ __forceinline__ Span split_span(const eyas_attn &a, const Request &r,
   return s;
 }
 
-// Element offset of token `pos` of the request whose index entries start at `index`.
-__device__ __forceinline__ int64_t token_offset(const eyas_attn &a, const int32_t *index, int pos) {
-  if (a.page_size == 1) return (int64_t)index[pos] * a.kv_stride_token;
-  const int page = pos / a.page_size;
-  return (int64_t)index[page] * a.kv_stride_page + (int64_t)(pos - page * a.page_size) * a.kv_stride_token;
+// Where token `pos` is in a request's index, and its element offset in the caches once that entry is there. Two steps, so that
+// the entry can be loaded long before it is used.
+__device__ __forceinline__ int index_entry(const eyas_attn &a, int pos) { return a.page_size == 1 ? pos : pos / a.page_size; }
+__device__ __forceinline__ int64_t token_offset(const eyas_attn &a, int entry, int pos) {
+  if (a.page_size == 1) return (int64_t)entry * a.kv_stride_token;
+  return (int64_t)entry * a.kv_stride_page + (int64_t)(pos % a.page_size) * a.kv_stride_token;
+}
+
+// Brings the index entries of keys [first, end) to the L2 cache: they are needed one tile at a time, each time in a hurry.
+__device__ __forceinline__ void prefetch_index(const eyas_attn &a, const int32_t *index, int first, int end) {
+  const int32_t *stop = index + index_entry(a, end - 1) + 1;
+  for (const int32_t *at = index + index_entry(a, first) + 32 * threadIdx.x; at < stop; at += 32 * blockDim.x)
+    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(at));
 }
 
 __device__ __forceinline__ const int32_t *request_index(const eyas_attn &a, int b) {
@@ -78,6 +86,7 @@ __device__ __forceinline__ uint32_t visible16(const eyas_attn &a, const Request 
   }
   if (a.window > 0) {
     const int64_t low = a.positions[r.first_query + t] - a.window;
+#pragma unroll 1
     for (int i = 0; i < 16; ++i) {
       const int n = key + i;
       if (n >= r.kv_len) break;
@@ -88,9 +97,31 @@ __device__ __forceinline__ uint32_t visible16(const eyas_attn &a, const Request 
   return bits;
 }
 
-// Whether any query of the request needs a mask for keys [key, key + count).
-__device__ __forceinline__ bool needs_mask(const eyas_attn &a, int kv_len, int prefix, int key, int count) {
-  return key + count > prefix || (a.window > 0 && key < kv_len - a.window);
+// A ring entry: byte offset of a key in the caches (a multiple of 16), or kPastEnd: copy zeros.
+constexpr int64_t kPastEnd = 1;
+
+// Starts the copies of a tile's rows. LANES threads share a row, each taking every LANES-th chunk of it; both addresses of a
+// row's copies then differ by constants only.
+template <int CHUNKS, int BN, int THREADS, bool VALUES>
+__device__ __forceinline__ void copy_tile(const eyas_attn &a, const int64_t *entries, uint32_t base, int thread) {
+  using R = Rows<CHUNKS>;
+  constexpr int LANES = R::MASK + 1, PASS = THREADS / LANES;
+  static_assert(CHUNKS % LANES == 0);
+#pragma unroll
+  for (int i = 0; i < (BN + PASS - 1) / PASS; ++i) {
+    const int row = thread / LANES + i * PASS, column = thread % LANES;
+    if (BN % PASS != 0 && row >= BN) break;
+    const int64_t at = entries[row];
+    const int bytes = (~(int)at & 1) << 4;
+    const int64_t from = (at & ~(int64_t)15) + column * 16;
+    const uint32_t to = base + R::offset(row, column);
+    const char *k = (const char *)a.k + from, *v = (const char *)a.v + from;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c += LANES) {
+      copy16(to + c * 16, k + c * 16, bytes);
+      if constexpr (VALUES) copy16(to + c * 16 + BN * R::BYTES, v + c * 16, bytes);
+    }
+  }
 }
 
 }  // namespace eyas

@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_rows(const Block &w, bool whole, int split
   const eyas_attn &a = w.a;
   const Request r = load_request(a, blockIdx.z);
   const int per = a.num_q_heads / a.num_kv_heads, rows = r.num_queries * per;
-  const int head = blockIdx.x / (gridDim.x / a.num_kv_heads);
+  const int head = blockIdx.x;
 #pragma unroll
   for (int i = 0; i < 2 * Tile::MI; ++i) {
     const float total = quad_sum(w.sum[i]);
@@ -116,16 +116,18 @@ __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ Att
   using Block = GqaBlock<T, E4M3, Tile>;
   Block w(p);
   const eyas_attn &a = p.a;
-  const int row_tiles = gridDim.x / a.num_kv_heads, groups = blockDim.x / Tile::GT, stages = a.stages;
+  const int groups = blockDim.x / Tile::GT, stages = a.stages, per = a.num_q_heads / a.num_kv_heads;
+  const int row_tiles = (a.max_tree * per + Tile::BM - 1) / Tile::BM, split = blockIdx.y / row_tiles;
   const Request r = load_request(a, blockIdx.z);
   allow_next();
-  w.row0 = (blockIdx.x % row_tiles) * Tile::BM;
-  if (w.row0 >= r.num_queries * (a.num_q_heads / a.num_kv_heads)) return;
-  const Span span = split_span(a, r, Tile::BN, blockIdx.y);
+  w.row0 = (blockIdx.y - split * row_tiles) * Tile::BM;
+  if (w.row0 >= r.num_queries * per) return;
+  const Span span = split_span(a, r, Tile::BN, split);
   if (span.count <= 0) return;
 
   w.kv_len = r.kv_len;
-  w.prefix = r.prefix;
+  w.mask_from = r.prefix;
+  w.mask_below = a.window > 0 ? r.kv_len - a.window : 0;
   w.lane = threadIdx.x % 32;
   w.group = threadIdx.x / Tile::GT;
   w.gtid = threadIdx.x % Tile::GT;
@@ -134,6 +136,9 @@ __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ Att
   w.q_smem = smem_address(smem);
   w.stage_smem = w.q_smem + Tile::Q_BYTES + w.group * stages * Tile::STAGE;
   w.ring = (int64_t *)(smem + Tile::Q_BYTES + groups * stages * Tile::STAGE) + w.group * stages * Tile::BN;
+  const int r8 = w.lane & 7, b3 = (w.lane >> 3) & 1, b4 = w.lane >> 4;
+  w.value_lane = Tile::KeyRows::offset(b3 * 8 + r8, b4);
+  w.key_lane = E4M3 ? w.value_lane : Tile::KeyRows::offset(b4 * 8 + r8, b3);
 #pragma unroll
   for (int i = 0; i < 2 * Tile::MI; ++i) w.ref[i] = kNoMax, w.sum[i] = 0.f;
 #pragma unroll
@@ -141,14 +146,18 @@ __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ Att
 #pragma unroll
     for (int e = 0; e < 4; ++e) w.o[i / (Tile::D / 8)][i % (Tile::D / 8)][e] = 0.f;
 
-  for (int i = w.gtid; i < stages * Tile::BN; i += Tile::GT)
-    w.ring[i] = w.ring_entry((span.first + w.group + i / Tile::BN * groups) * Tile::BN + i % Tile::BN);
-  w.load_queries(smem, r, blockIdx.x / row_tiles);
+#pragma unroll 1
+  for (int i = w.gtid; i < stages * Tile::BN; i += Tile::GT) {
+    const int pos = (span.first + w.group + i / Tile::BN * groups) * Tile::BN + i % Tile::BN;
+    w.ring[i] = w.ring_entry(pos < w.kv_len ? w.index[index_entry(a, pos)] : 0, pos);
+  }
+  prefetch_index(a, w.index, span.first * Tile::BN, min(w.kv_len, (span.first + span.count) * Tile::BN));
+  w.load_queries(smem, r, blockIdx.x);
   copy_commit();
   __syncthreads();
   w.walk(span, groups, stages);
   if (groups > 1) merge_groups<Tile>(w, groups, smem);
-  if (w.group == 0) store_rows<T, E4M3, Tile>(w, a.num_splits == 1, blockIdx.y);
+  if (w.group == 0) store_rows<T, E4M3, Tile>(w, a.num_splits == 1, split);
 }
 
 }  // namespace eyas

@@ -9,7 +9,11 @@
 namespace eyas {
 namespace {
 
-constexpr int kMaxVectors = 8;  // 16-byte vectors a thread may hold
+constexpr int kMaxVectors = 16, kMaxThreads = 512;
+#ifndef EYAS_GV
+#define EYAS_GV 7
+#endif
+constexpr int kVectorsWanted = EYAS_GV;  // 16-byte vectors a thread may hold
 
 template <class T> __device__ __forceinline__ void unpack8(float (&x)[8], uint4 v) {
   const uint32_t w[4] = {v.x, v.y, v.z, v.w};
@@ -78,17 +82,17 @@ __device__ __forceinline__ void store8(const eyas_gather &g, int row, int vector
 }
 
 // Bit-exact copy: no norm, no residual, no cast.
-template <int N> __global__ void __launch_bounds__(1024) copy_kernel(const __grid_constant__ eyas_gather g) {
+template <int N> __global__ void __launch_bounds__(kMaxThreads) copy_kernel(const __grid_constant__ eyas_gather g) {
   const int row = blockIdx.x, source = blockIdx.y, per = g.width / 8;
   const uint4 *src = (const uint4 *)((const uint16_t *)g.source[source] + source_row(g, row) * g.source_stride[source]);
   uint4 *dst = (uint4 *)((uint16_t *)g.out + row * g.out_stride + (int64_t)source * g.width);
   uint4 x[N];
 #pragma unroll
   for (int i = 0; i < N; ++i)
-    if (threadIdx.x + i * blockDim.x < per) x[i] = __ldcs(src + threadIdx.x + i * blockDim.x);
+    if (threadIdx.x + i * blockDim.x < per) x[i] = src[threadIdx.x + i * blockDim.x];
 #pragma unroll
   for (int i = 0; i < N; ++i)
-    if (threadIdx.x + i * blockDim.x < per) __stcs(dst + threadIdx.x + i * blockDim.x, x[i]);
+    if (threadIdx.x + i * blockDim.x < per) dst[threadIdx.x + i * blockDim.x] = x[i];
 }
 
 // Makes the compiler unpack the row again at its next use: kept in f32 between uses it would not fit the registers.
@@ -131,7 +135,7 @@ __device__ __forceinline__ void finish8(const eyas_gather &g, float (&x)[8], uin
   for (int e = 0; e < 8; ++e) x[e] *= f * w[e];
 }
 
-template <class T, bool ROW, int N> __global__ void __launch_bounds__(1024) gather_kernel(const __grid_constant__ eyas_gather g) {
+template <class T, bool ROW, int N> __global__ void __launch_bounds__(kMaxThreads) gather_kernel(const __grid_constant__ eyas_gather g) {
   __shared__ float rstd[8];
   const int per = g.width / 8, first = ROW ? 0 : blockIdx.y, total = ROW ? per * g.num_sources : per;
   const bool parts = ROW && g.norm == 1;
@@ -172,11 +176,12 @@ using Kernel = void (*)(const eyas_gather);
 
 template <class T, bool ROW> Kernel gather_of(int n) {
   return n <= 1 ? (Kernel)gather_kernel<T, ROW, 1> : n <= 2 ? (Kernel)gather_kernel<T, ROW, 2>
-       : n <= 4 ? (Kernel)gather_kernel<T, ROW, 4> : (Kernel)gather_kernel<T, ROW, 8>;
+       : n <= 4 ? (Kernel)gather_kernel<T, ROW, 4> : n <= 8 ? (Kernel)gather_kernel<T, ROW, 8>
+                                               : (Kernel)gather_kernel<T, ROW, 16>;
 }
 Kernel copy_of(int n) {
   return n <= 1 ? (Kernel)copy_kernel<1> : n <= 2 ? (Kernel)copy_kernel<2> : n <= 4 ? (Kernel)copy_kernel<4>
-       : n <= 7 ? (Kernel)copy_kernel<7> : (Kernel)copy_kernel<8>;
+       : n <= 7 ? (Kernel)copy_kernel<7> : n <= 8 ? (Kernel)copy_kernel<8> : (Kernel)copy_kernel<16>;
 }
 
 int check(const eyas_gather &g) {
@@ -187,12 +192,12 @@ int check(const eyas_gather &g) {
   if (g.width < 8 || g.width % 8) return EYAS_BAD_WIDTH;
   if (g.norm < 0 || g.norm > 2) return EYAS_BAD_MODE;
   if (g.rows < 0) return EYAS_BAD_BATCH;
-  if (!g.out || (g.norm && !g.weight)) return EYAS_BAD_POINTER;
+  if ((!g.out && g.rows) || (g.norm && !g.weight)) return EYAS_BAD_POINTER;
   if (!aligned16(g.out) || !aligned16(g.weight)) return EYAS_BAD_ALIGN;
   if (g.out_stride < (int64_t)g.num_sources * g.width || g.out_stride % 8) return EYAS_BAD_STRIDE;
   if (!(g.out_scale > 0.f) || g.eps < 0.f) return EYAS_BAD_SCALE;
   for (int i = 0; i < g.num_sources; ++i) {
-    if (!g.source[i]) return EYAS_BAD_POINTER;
+    if (!g.source[i] && g.rows) return EYAS_BAD_POINTER;
     if (!aligned16(g.source[i]) || !aligned16(g.residual[i])) return EYAS_BAD_ALIGN;
     if (g.source_stride[i] < g.width || g.source_stride[i] % 8) return EYAS_BAD_STRIDE;
   }
@@ -214,7 +219,7 @@ extern "C" int eyas_hidden_gather(const eyas_gather *given) {
   const bool row = g.norm == 2 || (g.out_dtype == EYAS_E4M3 && g.row_scale);
   const int vectors = row ? g.num_sources * g.width / 8 : g.width / 8;
   int threads = 128;
-  while (threads < 1024 && (vectors + threads - 1) / threads > (plain ? 7 : 4)) threads *= 2;
+  while (threads < kMaxThreads && (vectors + threads - 1) / threads > kVectorsWanted) threads += 128;
   const int n = (vectors + threads - 1) / threads;
   if (n > kMaxVectors) return EYAS_BAD_WIDTH;
   const bool bf16 = g.in_dtype == EYAS_BF16;

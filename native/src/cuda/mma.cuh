@@ -11,24 +11,17 @@ struct Fp16 {};
 
 __device__ __forceinline__ uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// 16 bytes from global to shared memory; zeros when `valid` is false, and then nothing is read.
-__device__ __forceinline__ void copy16(uint32_t smem, const void *global, bool valid) {
-  const int bytes = valid ? 16 : 0;
+// 16 bytes to shared memory: `bytes` (16 or 0) of them from global memory, the rest zeros.
+__device__ __forceinline__ void copy16(uint32_t smem, const void *global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(smem), "l"(global), "r"(bytes));
 }
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;\n" ::); }
 template <int N> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;\n" ::"n"(N) : "memory"); }
 
-// Waits until at most `pending` copy groups are unfinished. The instruction wants a constant, the stage count is a host parameter.
-__device__ __forceinline__ void copy_wait_for(int pending) {
-  switch (pending) {
-    case 0: copy_wait<0>(); break;
-    case 1: copy_wait<1>(); break;
-    case 2: copy_wait<2>(); break;
-    case 3: copy_wait<3>(); break;
-    case 4: copy_wait<4>(); break;
-    default: copy_wait<5>(); break;
-  }
+// Waits for a ring's oldest tile, when each tile is one copy group and `stages` (2 or 3) of them are kept going.
+__device__ __forceinline__ void copy_wait_oldest(int stages) {
+  if (stages == 2) copy_wait<0>();
+  else copy_wait<1>();
 }
 
 // Barrier of `threads` threads under number `id` (1..15), so that groups of warps run on their own.
@@ -106,13 +99,19 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Position of 16-byte chunk `chunk` in a row of `CHUNKS` chunks so that 8 consecutive rows' equal chunks hit 8 different
-// bank groups: what the row's start already spreads is left, the rest is XORed in.
-template <int CHUNKS> __device__ __forceinline__ int swizzle(int row, int chunk) {
-  if constexpr (CHUNKS % 8 == 0) return chunk ^ (row & 7);
-  else if constexpr (CHUNKS % 8 == 4) return chunk ^ ((row >> 1) & 3);
-  else { static_assert(CHUNKS % 2 == 0); return chunk ^ ((row >> 2) & 1); }
-}
+// Shared-memory rows of CHUNKS 16-byte chunks, stored so that 8 consecutive rows' equal chunks hit 8 different bank groups:
+// what the row's start already spreads is left, the rest (`key`) is XORed into the chunk's low bits. Bases are 128-byte aligned.
+template <int CHUNKS> struct Rows {
+  static_assert(CHUNKS % 2 == 0);
+  static constexpr int MASK = CHUNKS % 8 == 0 ? 7 : CHUNKS % 8 == 4 ? 3 : 1, BYTES = CHUNKS * 16;
+  static __device__ __forceinline__ int key(int row) { return (row >> (MASK == 7 ? 0 : MASK == 3 ? 1 : 2)) & MASK; }
+  static __device__ __forceinline__ uint32_t offset(int row, int chunk) { return row * BYTES + ((chunk ^ key(row)) << 4); }
+  // From the address of chunk c of a row to that of chunk c + step, where step is a constant with none of c's bits: at most
+  // one XOR, the rest folds into the instruction's immediate offset.
+  static __device__ __forceinline__ uint32_t along(uint32_t address, int step) {
+    return (address ^ ((step & MASK) << 4)) + (step & ~MASK) * 16;
+  }
+};
 
 // Lets the next kernel of the stream start its prologue; its wait_previous() still waits for this grid's memory.
 __device__ __forceinline__ void allow_next() {

@@ -29,7 +29,7 @@ int fill_plan(eyas_attn *a, const GqaShape &shape, int sm_count, int smem_bytes)
   a->row_tile = shape.row_tile;
   const int most = a->groups ? a->groups : 256 / shape.group_threads, least = a->groups ? a->groups : 1;
   for (int groups = most; groups >= least; groups /= 2) {
-    for (int stages = a->stages ? a->stages : 4; stages >= 2; --stages) {
+    for (int stages = a->stages ? a->stages : 3; stages >= 2; --stages) {
       if (shape.smem_bytes(groups, stages) > smem_bytes) {
         if (a->stages) break;
         continue;
@@ -58,7 +58,7 @@ extern "C" int eyas_tree_attn_gqa_plan(eyas_attn *a, int sm_count, int smem_byte
   if (a->num_kv_heads < 1 || a->num_q_heads < 1 || a->num_q_heads % a->num_kv_heads) return EYAS_BAD_HEADS;
   if (a->max_tree < 1 || a->max_tree > 256) return EYAS_BAD_TREE;
   if (a->batch < 1 || a->batch > 65535) return EYAS_BAD_BATCH;
-  if (a->groups < 0 || a->stages < 0 || a->stages > 6 || a->num_splits < 0) return EYAS_BAD_CONFIG;
+  if (a->groups < 0 || a->stages < 0 || a->stages == 1 || a->stages > 3 || a->num_splits < 0) return EYAS_BAD_CONFIG;
   Device d = {sm_count, smem_bytes, 0};
   if (!sm_count || !smem_bytes) {
     const int e = current_device(&d);
@@ -84,10 +84,10 @@ extern "C" int eyas_tree_attn_gqa(const eyas_attn *given) {
     return EYAS_BAD_WORKSPACE;
   const GqaShape *shape = shape_for(a);
   const int threads = a.groups * shape->group_threads;
-  if (a.groups < 1 || threads > 256 || a.stages < 2) return EYAS_BAD_CONFIG;
   const int row_tiles = (a.max_tree * (a.num_q_heads / a.num_kv_heads) + shape->row_tile - 1) / shape->row_tile;
+  if (a.groups < 1 || threads > 256 || a.num_splits * row_tiles > 65535) return EYAS_BAD_CONFIG;
   const AttnParams p = make_params(a, a.head_dim);
-  e = shape->launch(p, dim3(a.num_kv_heads * row_tiles, a.num_splits, a.batch), threads,
+  e = shape->launch(p, dim3(a.num_kv_heads, a.num_splits * row_tiles, a.batch), threads,
                     shape->smem_bytes(a.groups, a.stages));
   if (e || a.num_splits == 1) return e;
   return launch_combine(p, a.head_dim, shape->tile);

@@ -16,7 +16,9 @@ template <bool E4M3, int D_, int MI_, int WR_, int BN_, int QREG_ = D_ / 16> str
   static constexpr int D = D_, MI = MI_, WR = WR_, BN = BN_, QREG = QREG_;
   static constexpr int BM = WR * MI * 16, GT = WR * 32;
   static constexpr int ROW = E4M3 ? D : 2 * D;         // bytes of one key
-  static constexpr int CHUNKS = ROW / 16, QCHUNKS = D / 8;
+  static constexpr int CHUNKS = ROW / 16;
+  using KeyRows = Rows<CHUNKS>;
+  using QueryRows = Rows<D / 8>;
   static constexpr int STAGE = 2 * BN * ROW;           // keys, then values
   static constexpr int Q_BYTES = BM * D * 2;
   static constexpr int smem_bytes(int groups, int stages) {
@@ -32,10 +34,11 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
 
   const AttnParams &p;
   const eyas_attn &a;
-  int kv_len, prefix;
+  int kv_len, mask_from, mask_below;  // keys from mask_from on, and below mask_below, are not visible to every query
   int row0, lane, warp, gtid, group;
   const int32_t *index;
   uint32_t q_smem, stage_smem;
+  uint32_t key_lane, value_lane;      // this lane's ldmatrix offsets in a stage
   int64_t *ring;
   uint32_t q[MI][Tile::QREG][4];
   float o[MI][NT][4];
@@ -50,15 +53,17 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
 
   __device__ __forceinline__ void load_queries(char *smem, const Request &r, int head) {
     const int per = a.num_q_heads / a.num_kv_heads, rows = r.num_queries * per;
+#pragma unroll 2
     for (int i = threadIdx.x; i < Tile::BM * KS; i += blockDim.x) {
       const int row = i / KS, ks = i % KS, g = row0 + row;
       const uint16_t *src = (const uint16_t *)a.q + (int64_t)(r.first_query + g / per) * a.q_stride_token +
                             (int64_t)(head * per + g % per) * a.q_stride_head + ks * 16;
-      char *dst = smem + row * D * 2;
-      char *lo = dst + swizzle<Tile::QCHUNKS>(row, 2 * ks) * 16, *hi = dst + swizzle<Tile::QCHUNKS>(row, 2 * ks + 1) * 16;
+      char *lo = smem + Tile::QueryRows::offset(row, 2 * ks), *hi = smem + Tile::QueryRows::offset(row, 2 * ks + 1);
       if constexpr (!E4M3) {
-        copy16(smem_address(lo), g < rows ? src : (const uint16_t *)a.q, g < rows);
-        copy16(smem_address(hi), g < rows ? src + 8 : (const uint16_t *)a.q, g < rows);
+        const int bytes = g < rows ? 16 : 0;
+        src = bytes ? src : (const uint16_t *)a.q;
+        copy16(smem_address(lo), src, bytes);
+        copy16(smem_address(hi), src + 8, bytes);
       } else {  // the order in which from_e4m3 delivers a key's 16 components
         uint4 x = make_uint4(0, 0, 0, 0), y = x;
         if (g < rows) x = ((const uint4 *)src)[0], y = ((const uint4 *)src)[1];
@@ -71,8 +76,8 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
   }
 
   __device__ __forceinline__ void read_query(uint32_t (&to)[4], int mi, int ks) const {
-    const int row = (warp * MI + mi) * 16 + (lane & 15);
-    ldmatrix4(to, q_smem + row * D * 2 + swizzle<Tile::QCHUNKS>(row, 2 * ks + (lane >> 4)) * 16);
+    const uint32_t at = q_smem + Tile::QueryRows::offset((warp * MI + mi) * 16 + (lane & 15), lane >> 4);
+    ldmatrix4(to, Tile::QueryRows::along(at, 2 * ks));
   }
   __device__ __forceinline__ void read_queries() {
 #pragma unroll
@@ -93,31 +98,18 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
     }
   }
 
-  // Byte offset of key `pos` of this block's head in the caches, -1 past the end.
-  __device__ __forceinline__ int64_t ring_entry(int pos) const {
-    if (pos >= kv_len) return -1;
-    const int64_t head = (int64_t)(blockIdx.x / (gridDim.x / a.num_kv_heads)) * a.kv_stride_head;
-    return (token_offset(a, index, pos) + head) * (E4M3 ? 1 : 2);
+  // Ring entry of key `pos`, whose index entry is `entry`.
+  __device__ __forceinline__ int64_t ring_entry(int entry, int pos) const {
+    const int64_t element = token_offset(a, entry, pos) + (int64_t)blockIdx.x * a.kv_stride_head;
+    return pos < kv_len ? element * (E4M3 ? 1 : 2) : kPastEnd;
   }
 
   __device__ __forceinline__ void issue(int stage) {
-    constexpr int kTotal = BN * Tile::CHUNKS;
-    const uint32_t base = stage_smem + stage * Tile::STAGE;
-#pragma unroll 4
-    for (int i = 0; i < (kTotal + GT - 1) / GT; ++i) {
-      const int c = gtid + i * GT;
-      if (kTotal % GT != 0 && c >= kTotal) break;
-      const int row = c / Tile::CHUNKS, col = c % Tile::CHUNKS;
-      const int64_t at = ring[stage * BN + row];
-      const int64_t bytes = (at < 0 ? 0 : at) + col * 16;
-      const uint32_t dst = base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, col) * 16;
-      copy16(dst, (const char *)a.k + bytes, at >= 0);
-      copy16(dst + BN * Tile::ROW, (const char *)a.v + bytes, at >= 0);
-    }
+    copy_tile<Tile::CHUNKS, BN, GT, true>(a, ring + stage * BN, stage_smem + stage * Tile::STAGE, gtid);
   }
 
-  // Scores of 16 keys (rows tok.. of the stage) for all rows of the warp.
-  __device__ __forceinline__ void scores(float (&s)[MI][2][4], uint32_t base, int tok) {
+  // Scores of 16 keys for all rows of the warp; `at`: this lane's first ldmatrix address.
+  __device__ __forceinline__ void scores(float (&s)[MI][2][4], uint32_t at) {
 #pragma unroll
     for (int mi = 0; mi < MI; ++mi)
 #pragma unroll
@@ -125,11 +117,10 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[mi][n][e] = 0.f;
     if constexpr (!E4M3) {
-      const int row = tok + ((lane >> 4) & 1) * 8 + (lane & 7), c = (lane >> 3) & 1;
 #pragma unroll
       for (int ks = 0; ks < KS; ++ks) {
         uint32_t kb[4], qa[MI][4];
-        ldmatrix4(kb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, 2 * ks + c) * 16);
+        ldmatrix4(kb, Tile::KeyRows::along(at, 2 * ks));
         query(qa, ks);
 #pragma unroll
         for (int mi = 0; mi < MI; ++mi) {
@@ -138,11 +129,10 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
         }
       }
     } else {
-      const int row = tok + ((lane >> 3) & 1) * 8 + (lane & 7), c = lane >> 4;
 #pragma unroll
       for (int ks = 0; ks < KS; ks += 2) {
         uint32_t kb[4];
-        ldmatrix4(kb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, ks + c) * 16);
+        ldmatrix4(kb, Tile::KeyRows::along(at, ks));
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           uint32_t qa[MI][4];
@@ -159,11 +149,12 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
   }
 
   __device__ __forceinline__ void apply_mask(float (&s)[MI][2][4], int key) {
-    const int per = a.num_q_heads / a.num_kv_heads;
     const Request r = load_request(a, blockIdx.z);
+    const int row = row0 + warp * MI * 16 + lane % (MI * 16);  // a lane looks up one row's bits
+    const uint32_t mine = visible16(a, r, blockIdx.z, row / (a.num_q_heads / a.num_kv_heads), key);
 #pragma unroll
     for (int i = 0; i < 2 * MI; ++i) {
-      const uint32_t bits = visible16(a, r, blockIdx.z, row_of(i) / per, key) >> (2 * (lane & 3));
+      const uint32_t bits = __shfl_sync(0xffffffffu, mine, i * 8 + (lane >> 2)) >> (2 * (lane & 3));
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -210,13 +201,12 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
     }
   }
 
-  __device__ __forceinline__ void add_values(const uint32_t (&pa)[MI][4], uint32_t base, int tok) {
-    const int row = tok + ((lane >> 3) & 1) * 8 + (lane & 7), c = lane >> 4;
+  __device__ __forceinline__ void add_values(const uint32_t (&pa)[MI][4], uint32_t at) {
     if constexpr (!E4M3) {
 #pragma unroll
       for (int j = 0; j < NT; j += 2) {
         uint32_t vb[4];
-        ldmatrix4_trans(vb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, j + c) * 16);
+        ldmatrix4_trans(vb, Tile::KeyRows::along(at, j));
 #pragma unroll
         for (int mi = 0; mi < MI; ++mi) {
           M::mma(o[mi][j], pa[mi], vb[0], vb[1]);
@@ -227,7 +217,7 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
 #pragma unroll
       for (int j = 0; j < KS; j += 2) {
         uint32_t vb[4];
-        ldmatrix4_trans(vb, base + row * Tile::ROW + swizzle<Tile::CHUNKS>(row, j + c) * 16);
+        ldmatrix4_trans(vb, Tile::KeyRows::along(at, j));
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
           const uint32_t even0 = M::from_e4m3(vb[2 * x] << 8), even1 = M::from_e4m3(vb[2 * x + 1] << 8);
@@ -242,42 +232,44 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
     }
   }
 
-  template <bool MASKED> __device__ __forceinline__ void consume(uint32_t base, int key) {
+  __device__ __forceinline__ void consume(uint32_t base, int key) {
+    const bool masked = key + BN > mask_from || key < mask_below;
 #pragma unroll 1
     for (int tok = 0; tok < BN; tok += 16) {
       float s[MI][2][4];
       uint32_t pa[MI][4];
-      scores(s, base, tok);
-      if constexpr (MASKED) apply_mask(s, key + tok);
+      scores(s, base + tok * Tile::ROW + key_lane);
+      if (masked) apply_mask(s, key + tok);
       soften(s, pa);
-      add_values(pa, base + BN * Tile::ROW, tok);
+      add_values(pa, base + (BN + tok) * Tile::ROW + value_lane);
     }
   }
 
   __device__ __forceinline__ void walk(const Span &span, int groups, int stages) {
+    constexpr int kShare = BN / Tile::WR;  // ring entries a warp looks after
     const int mine = (span.count - group + groups - 1) / groups;  // tiles of this group
-    const int first = (span.first + group) * BN, step = groups * BN;
+    const int first = (span.first + group) * BN, step = groups * BN, entry_row = warp * kShare + lane;
+#pragma unroll 1
     for (int i = 0; i < stages - 1; ++i) {
       if (i < mine) issue(i);
       copy_commit();
     }
-    copy_wait_for(stages - 1);
+    if (stages == 2) copy_wait<1>();
+    else copy_wait<2>();
     __syncthreads();  // the queries have arrived
     read_queries();
     int stage = 0, ahead = stages - 1;
+#pragma unroll 1
     for (int i = 0; i < mine; ++i) {
-      copy_wait_for(stages - 2);
+      copy_wait_oldest(stages);
       group_barrier(1 + group, GT);
       if (i + stages - 1 < mine) issue(ahead);
       copy_commit();
-      const bool more = gtid < BN && i + stages < mine;
-      int64_t next = 0;
-      if (more) next = ring_entry(first + (i + stages) * step + gtid);
-      const int key = first + i * step;
-      const uint32_t base = stage_smem + stage * Tile::STAGE;
-      if (needs_mask(a, kv_len, prefix, key, BN)) consume<true>(base, key);
-      else consume<false>(base, key);
-      if (more) ring[stage * BN + gtid] = next;
+      const int key = first + i * step, later = key + stages * step + entry_row;
+      const bool more = lane < kShare && i + stages < mine;
+      const int entry = more && later < kv_len ? index[index_entry(a, later)] : 0;  // used after the tile's work
+      consume(stage_smem + stage * Tile::STAGE, key);
+      if (more) ring[stage * BN + entry_row] = ring_entry(entry, later);
       ahead = stage;
       stage = stage + 1 == stages ? 0 : stage + 1;
     }

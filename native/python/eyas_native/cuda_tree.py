@@ -1,0 +1,372 @@
+"""Tree building, verification, commit and hidden gather on CUDA: checked calls over `libeyas_cuda.so`; see `cuda.py`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from . import cuda_abi as abi
+from .cuda import _DTYPE, _MATH, Faults, Tensor, _pointer, _run, _stream, dtype_name
+
+MASK_FULL, MASK_QLEN_ONLY, MASK_BITPACKED, MASK_WORDS = 0, 1, 2, 3
+NORMS = {"none": 0, "per_source": 1, "whole": 2}
+
+
+def tree_build(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    seq_lens: Tensor,
+    *,
+    topk: int,
+    depth: int,
+    num_nodes: int,
+    mask_mode: int,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    invalid: Tensor | None = None,
+    stream: int | None = None,
+) -> None:
+    """Draft trees from the selected entries of the score table; writes everything, -1 fills and prefix columns included.
+
+    Args:
+        parent_list: i64 [B, topk * (depth - 1) + 1] ([B, 0] at depth 1). selected_index: i64 [B, num_nodes - 1], rising.
+        mask_mode: 0 flat bool (rows of seq_len + num_nodes), 1 bool [B, n, n], 2 bit-packed u8/u16/u32 (n <= 32), 3 words [B, n, W].
+        positions: i64 [B * n]. retrive_*: i64 [B, n], as SGLang's build_tree_kernel_efficient leaves them.
+        invalid: i32 [B], set to 1 for a tree with an orphaned entry (which then hangs from the root), else 0.
+
+    Raises:
+        CudaArgumentError: every argument that does not fit, by name.
+    """
+    f, n = Faults("tree_build"), num_nodes
+    batch = seq_lens.shape[0] if hasattr(seq_lens, "shape") and len(seq_lens.shape) else 0
+    f.need(1 <= n <= 256, f"num_nodes is {n}, wanted 1 to 256")
+    f.need(topk >= 1 and depth >= 1, f"topk, depth are {topk}, {depth}, wanted at least 1")
+    f.need(
+        0 <= mask_mode <= 3 and not (mask_mode == 2 and n > 32),
+        f"mask_mode is {mask_mode}, wanted 0 to 3, and 2 only up to 32 nodes",
+    )
+    f.tensor("seq_lens", seq_lens, ("int64",), (None,))
+    f.tensor("selected_index", selected_index, ("int64",), (batch, n - 1))
+    if f.tensor("parent_list", parent_list, ("int64",), (batch, None)):
+        wanted = 0 if depth == 1 else topk * (depth - 1) + 1
+        f.need(parent_list.shape[1] >= wanted, f"parent_list has {parent_list.shape[1]} columns, wanted {wanted}")
+    for name, t in (
+        ("retrive_index", retrive_index),
+        ("retrive_next_token", retrive_next_token),
+        ("retrive_next_sibling", retrive_next_sibling),
+    ):
+        f.tensor(name, t, ("int64",), (batch, n))
+    f.tensor("positions", positions, ("int64",), (batch * n,))
+    if mask_mode < 2:
+        f.tensor("tree_mask", tree_mask, ("bool", "uint8"))
+    elif f.tensor("tree_mask", tree_mask, ("uint8", "int16", "int32", "uint16", "uint32")):
+        size = tree_mask.numel() * tree_mask.element_size()
+        wanted = batch * n * (4 * ((n + 31) // 32) if mask_mode == 3 else 1 if n <= 8 else 2 if n <= 16 else 4)
+        f.need(size >= wanted, f"tree_mask has {size} bytes, wanted {wanted}")
+    if invalid is not None:
+        f.tensor("invalid", invalid, ("int32",), (batch,))
+    f.check()
+    if mask_mode < 2:
+        f.need(
+            tree_mask.numel() >= batch * n * n,
+            f"tree_mask has {tree_mask.numel()} entries, wanted at least {batch * n * n}",
+        )
+    for name, t in (("parent_list", parent_list), ("selected_index", selected_index), ("tree_mask", tree_mask)):
+        f.need(t.is_contiguous(), f"{name} is not contiguous")
+    f.check()
+    _run(
+        "eyas_tree_build",
+        _pointer(parent_list),
+        parent_list.shape[1],
+        _pointer(selected_index),
+        _pointer(seq_lens),
+        batch,
+        topk,
+        depth,
+        n,
+        mask_mode,
+        _pointer(tree_mask),
+        _pointer(positions),
+        _pointer(retrive_index),
+        _pointer(retrive_next_token),
+        _pointer(retrive_next_sibling),
+        _pointer(invalid),
+        _stream(stream),
+    )
+
+
+def _verify(
+    call: str,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    tree: Sequence[Tensor],
+    stream: int | None,
+) -> tuple[Faults, abi.Verify]:
+    f = Faults(call)
+    f.tensor("candidates", candidates, ("int64",), (None, None))
+    f.check()
+    batch, n = candidates.shape
+    f.need(1 <= n <= 256, f"candidates has {n} nodes, wanted 1 to 256")
+    for name, t in zip(("retrive_index", "retrive_next_token", "retrive_next_sibling"), tree, strict=True):
+        f.tensor(name, t, ("int64",), (batch, n))
+    f.tensor("predicts", predicts, ("int32",), (batch * n,))
+    f.tensor("accept_index", accept_index, ("int32",), (batch, None))
+    f.tensor("accept_token_num", accept_token_num, ("int32",), (batch,))
+    f.check()
+    v = abi.Verify(
+        struct_size=ctypes.sizeof(abi.Verify),
+        batch=batch,
+        nodes=n,
+        max_accept=accept_index.shape[1],
+        candidates=_pointer(candidates),
+        retrive_index=_pointer(tree[0]),
+        retrive_next_token=_pointer(tree[1]),
+        retrive_next_sibling=_pointer(tree[2]),
+        predicts=_pointer(predicts),
+        accept_index=_pointer(accept_index),
+        accept_token_num=_pointer(accept_token_num),
+        stream=_stream(stream),
+    )
+    return f, v
+
+
+def verify_greedy(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+    *,
+    stream: int | None = None,
+) -> None:
+    """The path whose tokens are the target's own choices; SGLang's verify_tree_greedy.
+
+    Args:
+        predicts: i32 [B * n], written at visited nodes. accept_index: i32 [B, depth + 1], written (-1 beyond the path).
+        accept_token_num: i32 [B], written, bonus token excluded. candidates, retrive_*, target_predict: i64 [B, n].
+    """
+    f, v = _verify(
+        "verify_greedy",
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        (retrive_index, retrive_next_token, retrive_next_sibling),
+        stream,
+    )
+    f.tensor("target_predict", target_predict, ("int64",), (v.batch, v.nodes))
+    f.check()
+    v.target_predict = _pointer(target_predict)
+    _run("eyas_verify_greedy", ctypes.byref(v))
+
+
+def verify_target_only(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform: Tensor,
+    uniform_final: Tensor,
+    target_probs: Tensor,
+    *,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    stream: int | None = None,
+) -> None:
+    """Sampled verification from the target's probabilities alone; SGLang's tree_speculative_sampling_target_only.
+
+    Args:
+        uniform: f32 [B, n]; uniform_final: f32 [B]; target_probs: f32 [B, n, V], V up to 524,288, read only.
+        threshold_single, threshold_acc: accept at p >= single, or at coin <= accumulated p / acc. 1 and 1 keep the target's distribution.
+    """
+    f, v = _verify(
+        "verify_target_only",
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        (retrive_index, retrive_next_token, retrive_next_sibling),
+        stream,
+    )
+    f.tensor("uniform", uniform, ("float32",), (v.batch, v.nodes))
+    f.tensor("uniform_final", uniform_final, ("float32",), (v.batch,))
+    f.tensor("target_probs", target_probs, ("float32",), (v.batch, v.nodes, None))
+    f.need(threshold_acc > 0, f"threshold_acc is {threshold_acc}, wanted a positive number")
+    f.check()
+    f.need(target_probs.is_contiguous(), "target_probs is not contiguous")
+    f.check()
+    v.uniform, v.uniform_final, v.target_probs = _pointer(uniform), _pointer(uniform_final), _pointer(target_probs)
+    v.vocab, v.threshold_single, v.threshold_acc = target_probs.shape[2], threshold_single, threshold_acc
+    _run("eyas_verify_target_only", ctypes.byref(v))
+
+
+def accept_commit(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    out_cache_loc: Tensor,
+    *,
+    accept_lens: Tensor,
+    tokens: Tensor,
+    src_loc: Tensor,
+    tgt_loc: Tensor,
+    rows: Tensor,
+    bonus: Tensor,
+    stream: int | None = None,
+) -> None:
+    """What a verify leads to, in one launch.
+
+    Args:
+        predicts, accept_index, accept_token_num: as verify wrote them. out_cache_loc: i64 [B * n], KV slots of the nodes.
+        accept_lens: i32 [B], bonus included. tokens, src_loc, tgt_loc, rows: i64 [B, max_accept], -1 beyond. bonus: i64 [B].
+    """
+    f = Faults("accept_commit")
+    f.tensor("accept_index", accept_index, ("int32",), (None, None))
+    f.check()
+    batch, width = accept_index.shape
+    f.tensor("predicts", predicts, ("int32",), (None,))
+    f.tensor("out_cache_loc", out_cache_loc, ("int64",), tuple(predicts.shape))
+    f.need(
+        predicts.shape[0] % batch == 0, f"predicts has {predicts.shape[0]} entries, wanted a multiple of batch {batch}"
+    )
+    f.tensor("accept_token_num", accept_token_num, ("int32",), (batch,))
+    f.tensor("accept_lens", accept_lens, ("int32",), (batch,))
+    for name, t in (("tokens", tokens), ("src_loc", src_loc), ("tgt_loc", tgt_loc), ("rows", rows)):
+        f.tensor(name, t, ("int64",), (batch, width))
+    f.tensor("bonus", bonus, ("int64",), (batch,))
+    f.check()
+    _run(
+        "eyas_accept_commit",
+        _pointer(predicts),
+        _pointer(accept_index),
+        _pointer(accept_token_num),
+        _pointer(out_cache_loc),
+        batch,
+        predicts.shape[0] // batch,
+        width,
+        _pointer(accept_lens),
+        _pointer(tokens),
+        _pointer(src_loc),
+        _pointer(tgt_loc),
+        _pointer(rows),
+        _pointer(bonus),
+        _stream(stream),
+    )
+
+
+def kv_move(
+    buffers: Tensor, slot_bytes: Tensor, tgt_loc: Tensor, src_loc: Tensor, *, stream: int | None = None
+) -> None:
+    """Copies slots within every buffer, e.g. all layers' K and V, in one launch; in place as accept_commit's lists need.
+
+    Args:
+        buffers: i64/u64 [L] device addresses; slot_bytes: i64 [L], multiples of 16; both on the device.
+        tgt_loc, src_loc: i64 [B, k], rows independent of each other; negative entries are skipped.
+    """
+    f = Faults("kv_move")
+    f.tensor("buffers", buffers, ("int64", "uint64"), (None,))
+    f.tensor("slot_bytes", slot_bytes, ("int64",), (None,))
+    f.tensor("tgt_loc", tgt_loc, ("int64",), (None, None))
+    f.check()
+    f.tensor("src_loc", src_loc, ("int64",), tuple(tgt_loc.shape))
+    f.need(
+        buffers.shape == slot_bytes.shape,
+        f"slot_bytes has shape {list(slot_bytes.shape)}, wanted {list(buffers.shape)}",
+    )
+    f.check()
+    _run(
+        "eyas_kv_move",
+        _pointer(buffers),
+        _pointer(slot_bytes),
+        buffers.shape[0],
+        _pointer(tgt_loc),
+        _pointer(src_loc),
+        tgt_loc.shape[0],
+        tgt_loc.shape[1],
+        _stream(stream),
+    )
+
+
+def hidden_gather(
+    sources: Sequence[Tensor],
+    index: Tensor | None,
+    out: Tensor,
+    *,
+    residuals: Sequence[Tensor | None] | None = None,
+    norm: str = "none",
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    out_scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    stream: int | None = None,
+) -> None:
+    """Rows `index` of up to 8 sources side by side, in one launch.
+
+    Args:
+        sources: bf16 or fp16 [N, width] each; residuals: added to them first, rounded to their dtype as an engine's own addition is.
+        index: i32 or i64 [T], or None: rows 0..T-1. out: [T, K * width] of bf16, fp16 or e4m3.
+        norm: "none", "per_source" (RMSNorm of every source's part, as `fc_norm`) or "whole" (one RMSNorm over the row).
+        weight: [K * width] of the sources' dtype, needed with a norm.
+        out_scale: an e4m3 result is divided by it and saturated. row_scale: f32 [T], written instead: a scale per row.
+
+    Raises:
+        CudaArgumentError: every argument that does not fit, by name.
+    """
+    f, count = Faults("hidden_gather"), len(sources)
+    f.need(1 <= count <= 8, f"sources are {count}, wanted 1 to 8")
+    f.need(norm in NORMS, f"norm is {norm!r}, wanted one of {', '.join(NORMS)}")
+    f.check()
+    added = list(residuals or [None] * count)
+    f.need(len(added) == count, f"residuals are {len(added)}, wanted {count}")
+    f.tensor("sources[0]", sources[0], _MATH, (None, None))
+    f.check()
+    kind, width = dtype_name(sources[0]), sources[0].shape[1]
+    for i, (source, residual) in enumerate(zip(sources, added, strict=True)):
+        f.tensor(f"sources[{i}]", source, (kind,), (None, width))
+        if residual is not None and f.tensor(f"residuals[{i}]", residual, (kind,), tuple(source.shape)):
+            f.need(
+                residual.stride(0) == source.stride(0),
+                f"residuals[{i}] has row stride {residual.stride(0)}, wanted {source.stride(0)}",
+            )
+    if index is not None:
+        f.tensor("index", index, ("int32", "int64"), (None,))
+    rows = out.shape[0] if index is None and hasattr(out, "shape") else index.shape[0] if index is not None else 0
+    f.tensor("out", out, (*_MATH, "float8_e4m3fn"), (rows, count * width))
+    f.need(width % 8 == 0, f"width is {width}, wanted a multiple of 8")
+    if norm != "none":
+        f.tensor("weight", weight, (kind,), (count * width,))
+    if row_scale is not None:
+        f.tensor("row_scale", row_scale, ("float32",), (rows,))
+    f.check()
+    g = abi.Gather(
+        struct_size=ctypes.sizeof(abi.Gather),
+        num_sources=count,
+        index=_pointer(index),
+        index_is_i64=int(index is not None and dtype_name(index) == "int64"),
+        width=width,
+        rows=rows,
+        norm=NORMS[norm],
+        weight=_pointer(weight),
+        out=_pointer(out),
+        out_stride=out.stride(0),
+        in_dtype=_DTYPE[kind],
+        out_dtype=_DTYPE[dtype_name(out)],
+        eps=eps,
+        out_scale=out_scale,
+        row_scale=_pointer(row_scale),
+        stream=_stream(stream),
+    )
+    for i in range(count):
+        g.source[i], g.residual[i], g.source_stride[i] = _pointer(sources[i]), _pointer(added[i]), sources[i].stride(0)
+    _run("eyas_hidden_gather", ctypes.byref(g))
