@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eyas_contract import CorruptFile, EyasError, InvalidInput
+from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.engines import check
-from eyas_contract.safetensors_header import read_checkpoint, read_header, read_values
+from eyas_contract.safetensors_header import read_header, read_values
 
 DEEP = "[" * 200_000 + "]" * 200_000
 

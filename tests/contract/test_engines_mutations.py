@@ -128,6 +128,9 @@ HARMFUL: list[tuple[str, str, Change]] = [
     ("id of the last layer", "aux-layer-range", put(IDS, [1, 5, 11])),
     ("id beyond", "aux-layer-range", put(IDS, [1, 5, 40])),
     ("negative id", "aux-layer-range", put(IDS, [-1, 5, 8])),
+    ("other layers named for another engine", "aux-layer-ids", put("eagle_aux_hidden_state_layer_ids", [4, 7, 9])),
+    ("layers named for another engine alone", "aux-layer-ids", lambda f: (f.config.pop("eagle_config"), f.config.update(
+        eagle_aux_hidden_state_layer_ids=[4, 7, 9]))),
     ("two ids", "aux-layer-count", put(IDS, [1, 8])),
     ("ids as text", "aux-layer-ids", put(IDS, "1,5,8")),
     ("ids as floats", "aux-layer-ids", put(IDS, [1.0, 5.0, 8.0])),
@@ -152,6 +155,7 @@ HARMFUL: list[tuple[str, str, Change]] = [
     ("plain Llama class", "draft-architecture", put("architectures", ["LlamaForCausalLM"])),
     ("no class", "draft-architecture", remove("architectures")),
     ("no hidden_size", "config-keys", remove("hidden_size")),
+    ("no model_type", "config-keys", remove("model_type")),
     ("hidden_size as text", "config-value", put("hidden_size", "64")),
     ("heads of zero", "config-value", put("num_attention_heads", 0)),
     ("another hidden size", "target-hidden-size", put("hidden_size", 128)),

@@ -11,9 +11,10 @@ import pytest
 from drafts import Folder, bf16, ones
 
 from eyas_contract import InvalidInput
+from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.dialects import GOALS, Goal
 from eyas_contract.engines import check, verdict
-from eyas_contract.safetensors_header import read_checkpoint, read_header, read_values
+from eyas_contract.safetensors_header import read_header, read_values
 from eyas_draft.convert import Conversion, ConvertConfig, convert
 
 

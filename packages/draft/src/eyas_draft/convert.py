@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import tyro
 
+from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.contract import FILE_NAME, Contract, write_text_atomic
 from eyas_contract.dialects import (
     Goal,
@@ -26,7 +27,7 @@ from eyas_contract.engines import sglang, vllm
 from eyas_contract.engines.checks.vocab_map import target_ids_in
 from eyas_contract.errors import InvalidInput
 from eyas_contract.safetensors_copy import booleans, int64, write_tensors
-from eyas_contract.safetensors_header import TensorInfo, read_checkpoint, read_header, read_values
+from eyas_contract.safetensors_header import TensorInfo, read_header, read_values
 from eyas_contract.target import read_config
 from eyas_contract.vocab import VocabMap
 
@@ -214,7 +215,8 @@ def _write(config: ConvertConfig, result: dict[str, Any], tensors: dict[str, Ent
         if (config.draft / name).is_file():
             shutil.copyfile(config.draft / name, config.out / name)
     metadata = {key: value for file in sorted({info.file for info in read_checkpoint(config.draft).values()})
-                for key, value in read_header(file).metadata.items()}
+                if file.suffix == ".safetensors" for key, value in read_header(file).metadata.items()} \
+        or {"format": "pt"}
     write_tensors(config.out / "model.safetensors", tensors, metadata)
     write_text_atomic(config.out / "config.json", json.dumps(result, indent=1, sort_keys=True) + "\n")
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from eyas_contract import Contract, InvalidInput, llama_tensors
+from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.contract import read_json
 from eyas_contract.engines import sglang
-from eyas_contract.safetensors_header import TensorInfo, read_checkpoint
+from eyas_contract.safetensors_header import TensorInfo
 from eyas_draft.mapped import map_tensor
 from eyas_draft.model import DraftModel
 

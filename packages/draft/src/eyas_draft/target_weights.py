@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from eyas_contract import DraftSpec, InvalidInput, TargetSpec
-from eyas_contract.safetensors_header import TensorInfo, read_checkpoint
+from eyas_contract.checkpoint_files import read_checkpoint
+from eyas_contract.safetensors_header import TensorInfo
 from eyas_draft.mapped import map_tensor
 
 OTHER_HEADS = ("gemma", "cohere", "granite", "minicpm")  # norm or logits scaled in ways that are not Llama's

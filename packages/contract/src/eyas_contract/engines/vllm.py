@@ -64,6 +64,7 @@ def flatten_speculators(config: dict[str, Any]) -> dict[str, Any]:
     """
     nested = config.get("transformer_layer_config")
     flat = dict(nested) if isinstance(nested, dict) else {}
+    flat.setdefault("model_type", "llama")
     flat["architectures"] = ["Eagle3LlamaForCausalLM"]
     flat["draft_vocab_size"] = config.get("draft_vocab_size")
     if config.get("target_hidden_size") is not None:

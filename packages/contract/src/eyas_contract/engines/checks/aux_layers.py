@@ -37,7 +37,7 @@ def check_aux_layers(case: Case) -> list[Finding]:
                 "aux-layer-ids", "error", where, f"{_shown(case)}, read as outputs of layers {list(ids)}",
                 f"outputs of layers {list(trained)}, by {source}", _SILENT, _remedy(case, trained)))
     if trained is None and not bad:
-        result += _convention(case, readings)
+        result += _unread(case, readings) or _convention(case, readings)
     return result
 
 
@@ -125,6 +125,18 @@ def _convention(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Findin
                                   f"layers {', '.join(map(str, ids))} (0-based), which are the boundaries "
                                   f"{[i + 1 for i in ids]}", "Nothing, if those were trained on."))
     return result
+
+
+def _unread(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Finding]:
+    """Layers named on top, in vLLM's convention, that SGLang neither reads nor happens to capture."""
+    top = case.config.get(_KEY)
+    if case.engine != "sglang" or not top:
+        return []
+    meant = tuple(i - 1 for i in top)
+    return [Finding("aux-layer-ids", "error", where,
+                    f"{_shown(case)}: SGLang does not read the one on top, and captures the outputs of {list(ids)}",
+                    f"outputs of layers {list(meant)}, which the top-level key names as boundaries (vLLM's convention)",
+                    _SILENT, _remedy(case, meant)) for where, ids in readings.items() if ids != meant]
 
 
 def _read_first(case: Case) -> list[int] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from eyas_contract.checkpoint_files import has_weights, read_checkpoint, require_inside
 from eyas_contract.contract import FILE_NAME, Contract
 from eyas_contract.engines import vllm
 from eyas_contract.engines.checks.config_values import value_faults
@@ -15,7 +16,7 @@ from eyas_contract.engines.hardware import Gpu
 from eyas_contract.engines.loaders import Loader, Version
 from eyas_contract.engines.sglang import DRAFT_CLASSES, version_text
 from eyas_contract.errors import InvalidInput
-from eyas_contract.safetensors_header import TensorInfo, has_weights, read_checkpoint, require_inside
+from eyas_contract.safetensors_header import TensorInfo
 from eyas_contract.target import TargetSpec, read_config, text_config
 
 MAX_JSON_BYTES = 64 * 1024 * 1024

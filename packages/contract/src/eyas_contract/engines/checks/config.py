@@ -17,10 +17,11 @@ _SILENT = "the server says nothing, answers requests, and accepts hardly a draft
 def check_config(case: Case) -> list[Finding]:
     """Missing or impossible values; with an error here the other rooms have nothing to stand on."""
     config, result = case.config, []
-    needed = [*REQUIRED, *(MLA_KEYS if case.loader and case.loader.kind == "mla" else ())]
+    needed = ["model_type", *REQUIRED, *(MLA_KEYS if case.loader and case.loader.kind == "mla" else ())]
     missing = [key for key in needed if config.get(key) is None]
     if missing:
-        result.append(Finding("config-keys", "error", "config.json", f"no {', '.join(missing)}", "the draft's sizes",
+        result.append(Finding("config-keys", "error", "config.json", f"no {', '.join(missing)}",
+                              "the draft's type and sizes",
                               "the server takes its class's defaults and the weights do not fit", "Write the sizes."))
     wrong = value_faults(config)
     if wrong:

@@ -1,0 +1,90 @@
+"""Which files make up a model folder's checkpoint, and all their tensors; trusts neither names nor links."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+from eyas_contract.errors import InvalidInput
+from eyas_contract.safetensors_header import MAX_VALUE_BYTES, TensorInfo, read_header
+from eyas_contract.torch_zip import read_torch_zip
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds safetensors files, an index that names some, or files by torch.save."""
+    return (folder / INDEX_NAME).exists() or any(True for _ in folder.glob("*.safetensors")) \
+        or bool(pickled_files(folder))
+
+
+def pickled_files(folder: Path) -> list[Path]:
+    """Weight files by torch.save, which engines read where there is no safetensors file."""
+    return sorted(folder.glob("*.bin"))
+
+
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a file that is no regular one, or a link out of the folder (Hugging Face's cache layout is allowed).
+
+    Raises:
+        InvalidInput: special file, broken link, or a link that leads elsewhere.
+    """
+    wanted = "a regular file of this folder, by eyas-contract"
+    if not path.exists():
+        raise InvalidInput(str(path), "a broken link", wanted, "Fetch the file.")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InvalidInput(str(path), "no regular file", wanted, "Remove it.")
+    real, home = path.resolve(), folder.resolve()
+    cache = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
+    if home not in real.parents and cache not in real.parents:
+        raise InvalidInput(str(path), f"a link to {real}", wanted, "Copy the file itself into the folder.")
+
+
+def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
+    """All tensors of a model folder: `model.safetensors`, or the shards that the index names, or every file
+    (`*.bin` by torch.save where there is no other).
+
+    Raises:
+        InvalidInput: no weights, files that lead out of the folder, an index that names absent files, or a tensor
+            that stands in two files.
+        CorruptFile: a damaged file.
+    """
+    single = folder / "model.safetensors"
+    if single.exists() or single.is_symlink():
+        files = [single]
+    elif (folder / INDEX_NAME).exists():
+        files = _indexed_files(folder, folder / INDEX_NAME)
+    else:
+        files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
+    if not files:
+        raise InvalidInput(str(folder), "no *.safetensors or *.bin file", "a checkpoint, by eyas-contract",
+                           "Give the folder that holds the weights.")
+    result: dict[str, TensorInfo] = {}
+    for file in files:
+        require_inside(file, folder)
+        tensors = read_torch_zip(file) if file.suffix == ".bin" else read_header(file).tensors
+        twice = sorted(set(result) & set(tensors))
+        if twice:
+            raise InvalidInput(str(file), f"{len(twice)} tensors that another file has too: {twice[:3]}",
+                               "each tensor in one file, by the Hugging Face format", "Remove the stale files.")
+        result |= tensors
+    return result
+
+
+def _indexed_files(folder: Path, index: Path) -> list[Path]:
+    wanted = "`weight_map` of tensor names to files in the same folder, by the Hugging Face format"
+    require_inside(index, folder)
+    if index.stat().st_size > MAX_VALUE_BYTES:
+        raise InvalidInput(str(index), f"{index.stat().st_size} bytes", wanted, "Restore the file.")
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        bad = [n for n in names if not isinstance(n, str) or Path(n).name != n or "\0" in n
+               or not (folder / n).is_file()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise InvalidInput(str(index), f"unreadable ({type(error).__name__}: {error})"[:200], wanted,
+                           "Restore the file.") from error
+    if bad:
+        raise InvalidInput(str(index), f"files {repr(bad[:5])[:200]} are absent or outside the folder", wanted,
+                           "Fetch the missing shards.")
+    return [folder / name for name in sorted(names)]
