@@ -25,6 +25,8 @@ import report
 from prompts import write_prompts
 from smollm2 import write_model
 
+from eyas_contract import Manifest
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
@@ -82,7 +84,7 @@ def run(out: Path) -> dict[str, Any]:
     stages.command("train", "eyas-draft", "train", "--config", ROOT / "examples" / "demo.toml",
                    "--target", model, "--store", store, "--out", training)
     shutil.rmtree(draft, ignore_errors=True)
-    stages.command("export", "eyas-draft", "export", "--run", training, "--target", model, "--out", draft)
+    stages.command("export", "eyas-draft", "export", "--run", training, "--out", draft)
     stages.command("verify", "eyas-draft", "verify", "--run", training, "--draft", draft, "--target", model,
                    "--store", store)
     return measure(stages, out, model, draft, held_out)
@@ -93,7 +95,7 @@ def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path)
     for name, shape in (("tree", TREE), ("chain", CHAIN)):
         stages.command(f"reference_{name}", "eyas-draft", "eval", "--target", model, "--draft", draft, "--prompts",
                        held_out, "--max-new-tokens", MEASURED_TOKENS, "--out", out / f"reference_{name}.json",
-                       *flags(shape))
+                       "--steps", shape["steps"], "--topk", shape["topk"], "--num-draft-tokens", shape["draft-tokens"])
     common = ["eyas-serve", "bench", "--target", model, "--draft", draft, "--prompts", held_out, "--device", "cpu",
               "--max-new-tokens", MEASURED_TOKENS, "--engine-python", ENGINE_PYTHON]
     stages.command("serve_tree", *common, "--dtype", "float32", *flags(TREE), "--out", out / "served_tree.json")
@@ -114,7 +116,7 @@ def summary(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
         "outputs_identical": tree["outputs_identical"] and chain["outputs_identical"],
         "served_tokens_per_second": speed["tokens_per_second"],
         "baseline_tokens_per_second": speed["baseline_tokens_per_second"],
-        "train_tokens": read(out / "store" / "summary.json")["trained_tokens"],
+        "train_tokens": Manifest.load(out / "store").num_trained,
         "stages": seconds,
     }
 

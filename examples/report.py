@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,23 @@ def draw(out: Path, picture: Path) -> None:
 
 def _training(axis: Any, rows: list[dict[str, Any]]) -> None:
     steps = [row for row in rows if "loss" in row]
-    tokens = [row["tokens"] / 1000 for row in steps]
-    for i, colour in zip(range(len(steps[0]["accuracy"])), (BLUE, ORANGE, "#3b9c6d", GREY), strict=False):
-        axis.plot(tokens, [row["accuracy"][i] for row in steps], color=colour, lw=1.4, label=f"step {i + 1}")
-    axis.set(title="Training: accuracy per TTT step", xlabel="thousand tokens seen", ylabel="top-1 accuracy",
-             ylim=(0, 1))
-    axis.legend(frameon=False, loc="lower right")
+    seen = [tokens / 1000 for tokens in accumulate(row["tokens"] for row in steps)]
+    for i, colour in zip(range(len(steps[0]["step_accuracy"])), (BLUE, ORANGE, "#3b9c6d", GREY), strict=False):
+        axis.plot(seen, _smooth([row["step_accuracy"][i] for row in steps]), color=colour, lw=1.4,
+                  label=f"step {i + 1}")
+    axis.set(title="Training: accuracy per TTT step, teacher-forced", xlabel="thousand tokens seen",
+             ylabel="top-1 accuracy", ylim=(0, 1))
+    axis.legend(frameon=False, loc="upper left", ncols=2)
+    measured = [(seen[row["step"] - 1], row["heldout"]["acceptance_length"]) for row in rows
+                if "heldout" in row and row["step"]]
+    twin = axis.twinx()
+    twin.plot(*zip(*measured, strict=True), "D", color=INK, ms=5)
+    twin.set(ylabel="expected acceptance length (diamonds)", ylim=(1, 3))
+
+
+def _smooth(values: list[float], window: int = 15) -> list[float]:
+    """Mean of the last `window` values at each place."""
+    return [sum(part) / len(part) for i in range(len(values)) for part in [values[max(0, i + 1 - window):i + 1]]]
 
 
 def _lengths(axis: Any, result: dict[str, Any]) -> None:
