@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from eyas_contract import ContractMismatch, EyasError, InvalidInput
 from eyas_extract.config import RegenerateConfig
 from eyas_extract.conversations import Reject
 from eyas_extract.regenerate import Regenerated, regenerate
+from eyas_extract.store import lock
 from eyas_extract.template import ChatTemplate
 
 Write = Callable[[list[Any]], Path]
@@ -78,6 +80,8 @@ def test_rejects_and_limits(tiny_target: Path, write: Write, tmp_path: Path) -> 
     assert [r.line for r in done.rejects] == [2, 3, 4, 5]
     found = [Reject(**row) for row in rows(tmp_path / "o.rejects.jsonl")]
     assert found == done.rejects
+    again = make(tiny_target, prompts, tmp_path / "o")
+    assert (again.rows, again.rejects, again.new_tokens) == (1, found, 0)
     for reject, reason in zip(found, ("not JSON", "the first turn is assistant", "do not fit the target's 512",
                                       "tool calls"), strict=True):
         assert reason in reject.reason
@@ -96,6 +100,16 @@ def test_a_template_that_refuses_the_new_history(tiny_target: Path, write: Write
     done = make(tiny_target, write([{"messages": [user("copy red"), old("a"), user("copy red")]}]), tmp_path / "o")
     assert done.rows == 0
     assert "not after that" in done.rejects[0].reason
+
+
+def test_two_writers_at_once_are_refused(tiny_target: Path, write: Write, tmp_path: Path) -> None:
+    prompts = write([{"messages": [user("copy red")]}])
+    make(tiny_target, prompts, tmp_path / "o")
+    handle = lock(tmp_path / "o.config.json")
+    with pytest.raises(InvalidInput, match="another eyas-extract"):
+        make(tiny_target, prompts, tmp_path / "o")
+    os.close(handle)
+    make(tiny_target, prompts, tmp_path / "o")
 
 
 def test_torn_and_foreign_partials(tiny_target: Path, write: Write, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from eyas_contract import ContractMismatch, InvalidInput, Mismatch
 from eyas_contract.contract import write_text_atomic
-from eyas_extract.store import room_for
+from eyas_extract.store import lock, room_for
 
 Row = dict[str, Any]
 
@@ -42,8 +42,13 @@ class Answers:
                 self._require_same_settings()
             else:
                 write_text_atomic(self.config, json.dumps(self.settings, indent=1, sort_keys=True) + "\n")
+        self.handle = lock(self.config)
         if not self.complete:
             self._read_partial()
+
+    def close(self) -> None:
+        """Let other writers in."""
+        os.close(self.handle)
 
     def _require_same_settings(self) -> None:
         if not self.config.is_file():

@@ -33,7 +33,7 @@ class RegenerateConfig:
     """sample from the k likeliest tokens; 0 for all"""
     seed: int = 0
     """of sampling"""
-    batch_size: int = 128
+    batch_size: int = 256
     """conversations a batch; a batch is also what a kill can cost"""
     kv_gib: float = 4.0
     """most memory for keys and values; longer prompts make smaller batches"""

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from eyas_contract import InvalidInput, TargetSpec
@@ -58,8 +59,19 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
     device = pick_device(config.device)
     answers = Answers(config.out, _settings(config, device))
-    if answers.complete:
-        return Regenerated(count_lines(config.out), [], 0, 0.0)
+    path = config.out.with_name(config.out.name + ".rejects.jsonl")
+    try:
+        if not answers.complete:
+            return _regenerate(config, sampling, device, answers, path)
+    finally:
+        answers.close()
+    rejects = [Reject(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Regenerated(count_lines(config.out), rejects, 0, 0.0)
+
+
+def _regenerate(config: RegenerateConfig, sampling: Sampling, device: str, answers: Answers, rejects_path: Path
+                ) -> Regenerated:
+    """Answer what is missing and write both files."""
     target = load_target(config.target, device, config.dtype)
     template = ChatTemplate(config.target, sorted(target.stop_ids))
     dialogues, rejects = _dialogues(config, template, target)
@@ -73,9 +85,8 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
         answers.append(rows)
     rejects += [Reject(r["line"], r["id"], r["reject"]) for b in answers.batches for r in b if "reject" in r]
     rejects.sort(key=lambda r: r.line)
-    path = config.out.with_name(config.out.name + ".rejects.jsonl")
-    with room_for(path):
-        write_text_atomic(path, "".join(dumps(r) + "\n" for r in rejects))
+    with room_for(rejects_path):
+        write_text_atomic(rejects_path, "".join(dumps(r) + "\n" for r in rejects))
     kept = answers.finish()
     progress.close(f"{tokens:,} tokens, {tokens / max(time.monotonic() - started, 1e-9):,.0f} tokens/s")
     return Regenerated(kept, rejects, tokens, round(time.monotonic() - started, 3))

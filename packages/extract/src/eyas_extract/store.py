@@ -79,7 +79,7 @@ class StoreWriter:
         self.rejects: list[Reject] = []
         with room_for(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self.lock = _lock(folder)
+            self.lock = lock(folder)
             if (folder / MANIFEST_NAME).is_file():
                 self._continue()
             else:
@@ -168,14 +168,18 @@ class StoreWriter:
         self.manifest = manifest
 
 
-def _lock(folder: Path) -> int:
-    """Hold a folder against other writers until this process ends."""
-    handle = os.open(folder, os.O_RDONLY)
+def lock(path: Path) -> int:
+    """Hold a file or folder against other writers, until the returned handle is closed or this process ends.
+
+    Raises:
+        InvalidInput: another process holds it.
+    """
+    handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(handle)
-        raise InvalidInput(str(folder), "another eyas-extract writes to it now", "one writer a store",
+        raise InvalidInput(str(path), "another eyas-extract writes to it now", "one writer at a time",
                            "Wait for it, or give another --out.") from error
     return handle
 
