@@ -146,7 +146,8 @@ def test_absolute_ids_that_stay_in_range_are_found_too() -> None:
     assert "absolute" in vocabulary_faults(ids + torch.arange(200), 200, 1000)[0]
     few = torch.arange(0, 60, 2)[:4]
     marked = torch.isin(torch.arange(1000), few)
-    assert "other tokens than t2d" in vocabulary_faults(few + torch.arange(4), 4, 1000, marked)[0]
+    assert "absolute" in vocabulary_faults(few + torch.arange(4), 4, 1000, marked)[0]
+    assert "other tokens than t2d" in vocabulary_faults(few + 1, 4, 1000, marked)[0]
     assert vocabulary_faults(few, 4, 1000, marked) == []
 
 

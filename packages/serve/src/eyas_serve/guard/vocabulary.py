@@ -37,10 +37,11 @@ def vocabulary_faults(hot_token_id: Tensor | None, draft_size: int | None, targe
     repeated = ids.numel() - len(set(ids.tolist()))
     offsets = ids - torch.arange(draft_size)
     increasing = bool((offsets[1:] > offsets[:-1]).all()) and int(offsets.min()) >= 0
+    marked = None if t2d is None or t2d.numel() != target_size else t2d.detach().cpu().bool().nonzero().flatten()
+    disagrees = marked is not None and not torch.equal(marked, ids.sort().values)
     absolute = increasing and int(offsets.max()) < target_size and (
-        outside > 0 or draft_size * draft_size > CERTAIN * target_size)
-    disagrees = t2d is not None and t2d.numel() == target_size and not outside and not torch.equal(
-        t2d.detach().cpu().bool().nonzero().flatten(), ids.sort().values)
+        outside > 0 or draft_size * draft_size > CERTAIN * target_size
+        or (marked is not None and disagrees and torch.equal(offsets, marked)))
     if not (outside or repeated or absolute or disagrees):
         return []
     facts = [text for present, text in (

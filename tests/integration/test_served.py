@@ -1,0 +1,163 @@
+"""A trained draft served by real SGLang on the CPU, and every way in which such a draft is known to fail in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas_contract import EngineFailure, InvalidInput
+from eyas_serve import BenchConfig, ServeConfig, Server
+from eyas_serve.bench import measure, summarise
+from eyas_serve.prompts import load_prompts
+
+pytestmark = pytest.mark.integration
+Faulty = Callable[..., ServeConfig]
+TREE = {"steps": 3, "topk": 2, "draft_tokens": 6}
+CHAIN = {"steps": 3, "topk": 1, "draft_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def config(tiny_target: Path, trained_draft: Path, engine_python: Path) -> ServeConfig:
+    return ServeConfig(target=tiny_target, draft=trained_draft, device="cpu", dtype="float32", port=0,
+                       engine_python=engine_python, radix_cache=False, max_total_tokens=4096, **TREE)
+
+
+def run(config: ServeConfig, prompts: Path) -> tuple[BenchConfig, Any]:
+    bench = BenchConfig(**vars(config), prompts=prompts, max_new_tokens=32, concurrency=2)
+    with Server(config) as server:
+        return bench, measure(server.client, load_prompts(prompts, config.target), bench, "test")
+
+
+@pytest.fixture(scope="module")
+def plain(config: ServeConfig, prompts: Path) -> Any:
+    """What the target says alone."""
+    return run(dataclasses.replace(config, draft=None), prompts)[1]
+
+
+@pytest.mark.parametrize("shape", [TREE, CHAIN | {"tp": 2}], ids=["tree", "chain-tp2"])
+def test_same_outputs_and_real_acceptance(config: ServeConfig, prompts: Path, plain: Any,
+                                          shape: dict[str, int]) -> None:
+    bench, drafted = run(dataclasses.replace(config, **shape), prompts)
+    report = summarise(bench, load_prompts(prompts, config.target), "0.5.20", drafted, plain)
+    assert report["outputs_identical"], report["differing"]
+    assert report["acceptance_length"] > 1.5
+    assert all(0 < rate <= 1 for rate in report["conditional_rates"])
+
+
+@pytest.fixture
+def faulty(config: ServeConfig, tmp_path: Path) -> Faulty:
+    """The config of a server whose draft has been damaged: tensors changed by a function, config.json by values."""
+    def make(tensors: Callable[[dict[str, torch.Tensor]], None] | None = None, eagle: dict[str, Any] | None = None,
+             **settings: Any) -> ServeConfig:
+        assert config.draft is not None
+        folder = tmp_path / "draft"
+        shutil.copytree(config.draft, folder)
+        if tensors is not None:
+            weights = load_file(folder / "model.safetensors")
+            tensors(weights)
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        plain = json.loads((folder / "config.json").read_text())
+        plain["eagle_config"] |= eagle or {}
+        (folder / "config.json").write_text(json.dumps(plain))
+        return dataclasses.replace(config, draft=folder, **settings)
+
+    return make
+
+
+def unknown_names(weights: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in weights if name.startswith("midlayer.")]:
+        weights[name.replace("midlayer.", "decoder_layers.0.")] = weights.pop(name)
+
+
+def no_head(weights: dict[str, torch.Tensor]) -> None:
+    del weights["lm_head.weight"]
+
+
+def no_map(weights: dict[str, torch.Tensor]) -> None:
+    del weights["d2t"]
+
+
+def absolute_map(weights: dict[str, torch.Tensor]) -> None:
+    weights["d2t"] = weights["d2t"] + torch.arange(len(weights["d2t"]))
+
+
+def several(weights: dict[str, torch.Tensor]) -> None:
+    for fault in (unknown_names, no_head, no_map):
+        fault(weights)
+
+
+STATIC: list[tuple[dict[str, Any], str]] = [
+    ({"tensors": unknown_names}, r"decoder_layers\.0"), ({"tensors": no_head}, r"lm_head"),
+    ({"tensors": no_map}, r"d2t"), ({"tensors": absolute_map}, r"d2t"),
+    ({"extra": "--speculative-algorithm EAGLE"}, r"EAGLE3"), ({"eagle": {"use_aux_hidden_state": False}}, r"use_aux_hidden_state")]
+
+
+@pytest.mark.parametrize(("fault", "words"), STATIC, ids=["names", "head", "map", "absolute", "algorithm", "aux"])
+def test_refused_before_start(faulty: Faulty, fault: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        Server(faulty(**fault)).start()
+
+
+GUARDED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"tensors": several}, ["drops decoder_layers.0.hidden_norm.weight", "sets lm_head.weight", "d2t is missing"]),
+    ({"tensors": absolute_map}, ["d2t holds absolute target ids"]),
+    ({"extra": "--speculative-algorithm EAGLE", "eagle": {"use_aux_hidden_state": False}},
+     ["--speculative-algorithm EAGLE with an EAGLE-3 draft", "use_aux_hidden_state is false"])]
+
+
+@pytest.mark.parametrize(("fault", "words"), GUARDED, ids=["names-head-map", "absolute", "algorithm-aux"])
+def test_refused_by_the_guard_alone(faulty: Faulty, fault: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(EngineFailure) as caught:
+        Server(faulty(preflight=False, **fault)).start()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def engine_processes(run_dir: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(run_dir) in process.environ().get("EYAS_STATUS_DIR", ""):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def command(config: ServeConfig, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`eyas-serve launch`, running."""
+    flags = {"--target": config.target, "--device": "cpu", "--port": 0, "--engine-python": config.engine_python,
+             "--run-dir": tmp_path}
+    words = [str(word) for pair in flags.items() for word in pair]
+    process = subprocess.Popen([sys.executable, "-m", "eyas_serve.cli", "launch", *words], text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_killed_launcher_leaves_nothing(command: subprocess.Popen[str], tmp_path: Path) -> None:
+    left = engine_processes(tmp_path)
+    while len(left) < 3:  # SGLang's launcher and the processes it spawned
+        assert command.poll() is None
+        time.sleep(0.2)
+        left = engine_processes(tmp_path)
+    os.kill(command.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in left) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
