@@ -109,8 +109,8 @@ def test_positions_that_do_not_count_do_not_matter() -> None:
     assert loss(other).item() != loss(samples[0].last_te).item()
 
 
-def test_held_scores_path_equals_the_flash_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The float32 path of a GPU, which holds its scores, computes the same; here it is run on the CPU."""
+def test_flash_equals_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel for long documents against the scores held in full."""
     model, batch = random_model(SPEC), pack(random_samples(SPEC, LENGTHS))
     teacher = torch.eye(SPEC.draft_vocab_size, SPEC.target_hidden_size, dtype=torch.float64)
 
@@ -119,7 +119,7 @@ def test_held_scores_path_equals_the_flash_path(monkeypatch: pytest.MonkeyPatch)
                         decay=1.0).loss
         return list(torch.autograd.grad(loss, list(model.parameters())))
 
-    flash = grads()
-    monkeypatch.setattr(attention, "on_cpu", lambda _: False)
-    for mine, theirs in zip(grads(), flash, strict=True):
+    dense = grads()
+    monkeypatch.setattr(attention, "DENSE_UP_TO", 0)
+    for mine, theirs in zip(grads(), dense, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-10)

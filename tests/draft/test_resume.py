@@ -59,7 +59,7 @@ def test_killed_runs_end_bit_for_bit_alike(undisturbed: Path, store: Path, tiny_
     rng, kills = random.Random(11), 0
     while True:
         child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if kills < 3:
+        if kills < 2:
             seen = len(list((out / "metrics.jsonl").read_text().splitlines())) if kills else 0
             metrics = out / "metrics.jsonl"
             deadline = time.monotonic() + 120

@@ -2,7 +2,8 @@
 
 At step i a query sees the step-0 keys up to its own position within its document, and of every later step only the key
 at its own position. The prefix goes through a flash kernel, the diagonals (one key each) are merged in by their scores,
-so no mask and no score matrix of all steps is ever held: memory grows with tokens times steps.
+so no mask and no score matrix of all steps is ever held: memory grows with tokens times steps. (On a CPU, scores of
+short documents are held within one step, which is faster there.)
 
 The gradient of the merged softmax needs no kernel of its own: a flash backward that is given the merged output and the
 merged log-sum-exp computes exactly the prefix part, because both enter it only through exp(score - lse) and the row
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+DENSE_UP_TO = 512  # tokens of the longest document in a batch
 
 
 class TttAttention:
@@ -109,9 +111,12 @@ class _PrefixAndDiagonals(torch.autograd.Function):
         return dq, _gather(dk0, k0), _gather(dv0, v0), None, *results
 
 
-def on_cpu(x: Tensor) -> bool:
-    """Whether the CPU's flash kernel takes `x`."""
-    return x.device.type == "cpu"
+def use_dense(x: Tensor, layout: Layout) -> bool:
+    """Whether scores are held in full: short documents on a CPU, where that is faster than flash, and wide dtypes on a
+    GPU, whose flash kernels take half precision only."""
+    if x.device.type == "cpu":
+        return layout.longest <= DENSE_UP_TO
+    return x.dtype not in (torch.bfloat16, torch.float16)
 
 
 def _spread(x_tgd: Tensor, q_tqd: Tensor) -> Tensor:
@@ -127,44 +132,50 @@ def _gather(grad_tqd: Tensor, like_tgd: Tensor) -> Tensor:
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Causal attention within each document: out [T, Q, D] and log-sum-exp [T, Q] (float32 or wider)."""
-    if on_cpu(q):
+    if use_dense(q, layout):
+        scores = _padded_scores(q, k, layout)
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse[..., None]).exp_().to(q.dtype)
+        return layout.unpad(weights @ layout.pad(v)), layout.unpad(lse[..., None]).squeeze(-1)
+    if q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*map(layout.pad, (q, k, v)), 0.0, True)
         lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
         return layout.unpad(out), layout.unpad(lse[..., None]).squeeze(-1)
-    if q.dtype in (torch.bfloat16, torch.float16):
-        out, lse, *_ = aten._flash_attention_forward(q, k, v, layout.bounds, layout.bounds, layout.longest,
-                                                     layout.longest, 0.0, True, False)
-        return out, lse.T
-    scores = _padded_scores(q, k, layout)
-    lse = scores.logsumexp(-1)
-    return layout.unpad((scores - lse[..., None]).exp() @ layout.pad(v)), layout.unpad(lse[..., None]).squeeze(-1)
+    out, lse, *_ = aten._flash_attention_forward(q, k, v, layout.bounds, layout.bounds, layout.longest,
+                                                 layout.longest, 0.0, True, False)
+    return out, lse.T
 
 
 def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
                     layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v through the prefix part of a softmax whose whole output and log-sum-exp are given."""
-    if on_cpu(q):
+    if use_dense(q, layout):
+        return _dense_backward(grad, q, k, v, out, lse, layout)
+    if q.device.type == "cpu":
         padded = layout.pad(lse[..., None]).squeeze(-1)
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             layout.pad(grad), *map(layout.pad, (q, k, v, out)), padded.contiguous(), 0.0, True)
         return layout.unpad(grads[0]), layout.unpad(grads[1]), layout.unpad(grads[2])
-    if q.dtype in (torch.bfloat16, torch.float16):
-        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # state of the dropout that is not used
-        dq, dk, dv = aten._flash_attention_backward(
-            grad, q, k, v, out, lse.T.contiguous(), layout.bounds, layout.bounds, layout.longest, layout.longest, 0.0,
-            True, unused, unused)
-        return dq, dk, dv
-    padded_lse = layout.pad(lse[..., None])
-    weights = (_padded_scores(q, k, layout) - padded_lse).exp()
-    d_out, d_row = layout.pad(grad), layout.pad((grad * out).sum(-1, keepdim=True))
-    d_score = weights * (d_out @ layout.pad(v).mT - d_row) * q.shape[-1] ** -0.5
+    unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # state of the dropout that is not used
+    dq, dk, dv = aten._flash_attention_backward(
+        grad, q, k, v, out, lse.T.contiguous(), layout.bounds, layout.bounds, layout.longest, layout.longest, 0.0,
+        True, unused, unused)
+    return dq, dk, dv
+
+
+def _dense_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+                    layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """`_flash_backward` with the scores held in full."""
+    weights = (_padded_scores(q, k, layout) - layout.pad(lse[..., None])).exp_()
+    d_out, row = layout.pad(grad), layout.pad((grad * out).sum(-1, keepdim=True, dtype=lse.dtype))
+    d_score = (((d_out @ layout.pad(v).mT) - row) * weights * q.shape[-1] ** -0.5).to(q.dtype)
     return (layout.unpad(d_score @ layout.pad(k)), layout.unpad(d_score.mT @ layout.pad(q)),
-            layout.unpad(weights.mT @ d_out))
+            layout.unpad(weights.to(q.dtype).mT @ d_out))
 
 
 def _padded_scores(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
-    """Causal scores [B, Q, L, L] held in full: for float32 on a GPU, where flash kernels take only half precision."""
-    scores = layout.pad(q) @ layout.pad(k).mT * q.shape[-1] ** -0.5
+    """Causal scores [B, Q, L, L], float32 or wider."""
+    scores = layout.pad(q * q.shape[-1] ** -0.5) @ layout.pad(k).mT
     future = torch.ones(layout.longest, layout.longest, dtype=torch.bool, device=q.device).triu(1)
-    masked: Tensor = scores.masked_fill(future, float("-inf"))
-    return masked
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    return wide.masked_fill_(future, float("-inf"))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from eyas_draft.batches import Batch
 from eyas_draft.model import DraftModel
@@ -60,15 +60,38 @@ def ttt_loss(model: DraftModel, batch: Batch, scored_t: Tensor, teacher: Callabl
         logits = model.lm_head(step.normed_th[step.rows_n])
         logits = logits if logits.dtype == torch.float64 else logits.float()
         wanted = place[step.sources_n]
+        correct.append((logits.detach().gather(1, best[wanted][:, None])[:, 0] >= logits.detach().amax(-1)).sum())
         summed = soft_cross_entropy(logits, targets[wanted])
         mean = summed / max(1, step.rows_n.numel())
         total = total + decay ** step.index * mean
         losses.append(mean.detach())
-        correct.append((logits.detach().argmax(-1) == best[wanted]).sum())
         scored.append(torch.tensor(step.rows_n.numel()))
     return TttLoss(total, torch.stack(losses).cpu(), torch.stack(correct).cpu(), torch.stack(scored))
 
 
 def soft_cross_entropy(logits_nv: Tensor, targets_nv: Tensor) -> Tensor:
-    """Sum over rows of -sum_v p_v log q_v (nats)."""
-    return -(targets_nv * F.log_softmax(logits_nv, dim=-1)).sum()
+    """Sum over rows of -sum_v p_v log q_v (nats); rows of `targets_nv` sum to one.
+
+    Overwrites `logits_nv` (float32 or wider), which holds the softmax afterwards.
+    """
+    result: Tensor = _SoftCrossEntropy.apply(logits_nv, targets_nv)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """In few passes over [N, V] and with one such buffer: the gradient is softmax - target."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        largest = logits.amax(-1, keepdim=True)
+        chosen = torch.linalg.vecdot(logits, targets)
+        exponentials = logits.sub_(largest).exp_()
+        total = exponentials.sum(-1, keepdim=True)
+        ctx.save_for_backward(exponentials.div_(total), targets)
+        loss: Tensor = ((total.log() + largest)[:, 0] - chosen).sum()
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        softmax, targets = ctx.saved_tensors
+        return (softmax - targets).mul_(grads[0]), None
