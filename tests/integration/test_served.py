@@ -103,7 +103,8 @@ def several(weights: dict[str, torch.Tensor]) -> None:
 STATIC: list[tuple[dict[str, Any], str]] = [
     ({"tensors": unknown_names}, r"decoder_layers\.0"), ({"tensors": no_head}, r"lm_head"),
     ({"tensors": no_map}, r"d2t"), ({"tensors": absolute_map}, r"d2t"),
-    ({"extra": "--speculative-algorithm EAGLE"}, r"EAGLE3"), ({"eagle": {"use_aux_hidden_state": False}}, r"use_aux_hidden_state")]
+    ({"extra": "--speculative-algorithm EAGLE"}, r"EAGLE3"),
+    ({"eagle": {"use_aux_hidden_state": False}}, r"use_aux_hidden_state")]
 
 
 @pytest.mark.parametrize(("fault", "words"), STATIC, ids=["names", "head", "map", "absolute", "algorithm", "aux"])
@@ -127,21 +128,10 @@ def test_refused_by_the_guard_alone(faulty: Faulty, fault: dict[str, Any], words
         assert word in str(caught.value)
 
 
-def engine_processes(run_dir: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(run_dir) in process.environ().get("EYAS_STATUS_DIR", ""):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 @pytest.fixture
-def command(config: ServeConfig, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def command(tiny_target: Path, engine_python: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """`eyas-serve launch`, running."""
-    flags = {"--target": config.target, "--device": "cpu", "--port": 0, "--engine-python": config.engine_python,
+    flags = {"--target": tiny_target, "--device": "cpu", "--port": 0, "--engine-python": engine_python,
              "--run-dir": tmp_path}
     words = [str(word) for pair in flags.items() for word in pair]
     process = subprocess.Popen([sys.executable, "-m", "eyas_serve.cli", "launch", *words], text=True)
@@ -150,12 +140,12 @@ def command(config: ServeConfig, tmp_path: Path) -> Iterator[subprocess.Popen[st
     process.communicate()
 
 
-def test_a_killed_launcher_leaves_nothing(command: subprocess.Popen[str], tmp_path: Path) -> None:
-    left = engine_processes(tmp_path)
-    while len(left) < 3:  # SGLang's launcher and the processes it spawned
+def test_a_killed_launcher_leaves_nothing(command: subprocess.Popen[str]) -> None:
+    left: list[psutil.Process] = []
+    while len(left) < 4:  # the keeper, SGLang's launcher and what it spawned
         assert command.poll() is None
         time.sleep(0.2)
-        left = engine_processes(tmp_path)
+        left = psutil.Process(command.pid).children(recursive=True)
     os.kill(command.pid, signal.SIGKILL)
     deadline = time.monotonic() + 10
     while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in left) and time.monotonic() < deadline:
