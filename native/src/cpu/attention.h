@@ -46,7 +46,7 @@ struct Partial {
   float* out;
 };
 
-int64_t padded_width(int64_t width);
+int64_t padded_width(int64_t width, int64_t to = 16);  // the next multiple
 
 void clear(const Partial& partial, int64_t rows, int64_t padded);
 void attend_chunk(const eyas_cpu_attention& a, const Kernels& kernels, const Unit& unit, int64_t chunk,

@@ -12,7 +12,7 @@ namespace {
 // Grows, never shrinks: after the first calls no allocation happens. One per thread.
 struct Scratch {
   std::vector<float> queries, keys, values, scores, tree_scores, tree_values;
-  std::vector<uint32_t> query_pairs, key_pairs;
+  std::vector<uint32_t> query_pairs, key_pairs, value_pairs;
   std::vector<const void*> rows;
   std::vector<const float*> seen_values;
 };
@@ -33,7 +33,8 @@ class Chunk {
   Chunk(const eyas_cpu_attention& a, const Kernels& kernels, const Unit& unit, Scratch& scratch)
       : a_(a), kernels_(kernels), unit_(unit), request_(*unit.request), scratch_(scratch),
         group_(a.num_q_heads / a.num_kv_heads), padded_(padded_width(a.v_head_dim)),
-        pairs_(kernels.gemm_pairs != nullptr && a.q_dtype == EYAS_CPU_BF16 && a.kv_dtype == EYAS_CPU_BF16) {
+        pairs_(kernels.gemm_pairs != nullptr && a.q_dtype == EYAS_CPU_BF16 && a.kv_dtype == EYAS_CPU_BF16),
+        value_pairs_(pairs_ && kernels.add_value_pairs != nullptr) {
     read_rows();
     load_queries();
   }
@@ -89,21 +90,20 @@ class Chunk {
       kernels_.load_rows(a_.q_dtype, rows, unit_.rows, a_.head_dim, a_.head_dim, out);
       return;
     }
-    const int64_t pairs = (a_.head_dim + 1) / 2;
+    const int64_t pairs = padded_width(a_.head_dim, 32) / 2;
     uint32_t* out = room(scratch_.query_pairs, unit_.rows * pairs);
-    for (int64_t r = 0; r < unit_.rows; ++r) {
-      out[(r + 1) * pairs - 1] = 0;
+    std::fill(out, out + unit_.rows * pairs, 0u);
+    for (int64_t r = 0; r < unit_.rows; ++r)
       std::memcpy(out + r * pairs, rows[r], static_cast<std::size_t>(a_.head_dim) * 2);
-    }
   }
 
   // Scores of all rows against keys [start, start + count) of the request -> out [R, kBlock], garbage beyond count.
   void score(int64_t start, int64_t count, float* out) {
-    const int64_t columns = (count + 15) / 16 * 16;
+    const int64_t columns = padded_width(count);
     const void** rows = room(scratch_.rows, kBlock);
     for (int64_t i = 0; i < count; ++i) rows[i] = key_row(start + i);
     if (pairs_) {
-      const int64_t pairs = (a_.head_dim + 1) / 2;
+      const int64_t pairs = padded_width(a_.head_dim, 32) / 2;
       uint32_t* keys = room(scratch_.key_pairs, pairs * kBlock);
       kernels_.pack_key_pairs(rows, count, a_.head_dim, keys);
       kernels_.gemm_pairs(unit_.rows, columns, pairs, scratch_.query_pairs.data(), pairs, keys, out);
@@ -130,7 +130,7 @@ class Chunk {
       const int64_t start = request_.prefix + block * kBlock;
       const int64_t count = std::min<int64_t>(kBlock, request_.length - block * kBlock);
       score(start, count, scores + block * unit_.rows * kBlock);
-      load_values(start, count, values + block * kBlock * padded_);
+      if (!value_pairs_) load_values(start, count, values + block * kBlock * padded_);
     }
   }
 
@@ -148,12 +148,46 @@ class Chunk {
       kernels_.softmax_step(own, std::max<int64_t>(0, row.first - start), end - start, a_.scale, a_.logit_cap,
                             result.states + r, result.out + r * padded_, padded_);
     }
+    const bool listed = start + shared >= listed_from;
+    if (value_pairs_) return listed ? add_listed_pairs(start, shared, scores, result) : add_pairs(start, scores, result);
     if (shared > 0) {
       float* values = room(scratch_.values, kBlock * padded_);
       load_values(start, shared, values);
       kernels_.gemm(unit_.rows, padded_, shared, scores, kBlock, values, padded_, result.out, padded_, true);
     }
-    if (start + shared >= listed_from) add_tree_values(start, shared, scores, result);
+    if (listed) add_tree_values(start, shared, scores, result);
+  }
+
+  // All rows see (some of) the same keys.
+  void add_pairs(int64_t start, const float* weights, const Partial& result) {
+    const int64_t count = std::min<int64_t>(kBlock, last_ - start), end = padded_width(count, 32);
+    uint32_t* values = room(scratch_.value_pairs, kBlock / 2 * padded_ + 16);
+    const void** rows = room(scratch_.rows, kBlock);
+    for (int64_t i = 0; i < count; ++i) rows[i] = value_row(start + i);
+    kernels_.pack_value_pairs(rows, count, end, a_.v_head_dim, padded_, values);
+    kernels_.add_value_pairs(unit_.rows, padded_, end, weights, values, result.out);
+  }
+
+  // Behind the first `shared` keys each query has its own list; the rows of one query share it.
+  void add_listed_pairs(int64_t start, int64_t shared, const float* weights, const Partial& result) {
+    uint32_t* values = room(scratch_.value_pairs, kBlock / 2 * padded_ + 16);
+    const void** rows = room(scratch_.rows, kBlock);
+    for (int64_t i = 0; i < shared; ++i) rows[i] = value_row(start + i);
+    const int64_t whole = shared / 2 * 2;
+    kernels_.pack_value_pairs(rows, whole, whole, a_.v_head_dim, padded_, values);
+    for (int64_t first = 0, next; first < unit_.rows; first = next) {
+      next = std::min(unit_.rows, (query_of(first) + 1) * group_ - unit_.first_row);
+      const Row& row = rows_[first];
+      const int64_t count = std::min<int64_t>(kBlock, row.last - start), end = padded_width(count, 32);
+      if (count <= 0) continue;
+      for (int64_t i = shared; i < count; ++i)
+        rows[i] = value_row(request_.prefix + row.seen[start + i - request_.prefix]);
+      if (count > whole || end > whole)
+        kernels_.pack_value_pairs(rows + whole, count - whole, end - whole, a_.v_head_dim, padded_,
+                                  values + whole / 2 * padded_);
+      kernels_.add_value_pairs(next - first, padded_, end, weights + first * kBlock, values,
+                               result.out + first * padded_);
+    }
   }
 
   float tree_score(int64_t r, const Row& row, int64_t rank) const {
@@ -180,14 +214,14 @@ class Chunk {
   const Request& request_;
   Scratch& scratch_;
   const int64_t group_, padded_;
-  const bool pairs_;
+  const bool pairs_, value_pairs_;
   Row rows_[kMaxRows];
   int64_t first_ = 0, last_ = 0;  // over all rows
 };
 
 }  // namespace
 
-int64_t padded_width(int64_t width) { return (width + 15) / 16 * 16; }
+int64_t padded_width(int64_t width, int64_t to) { return (width + to - 1) / to * to; }
 
 void clear(const Partial& partial, int64_t rows, int64_t padded) {
   std::fill(partial.states, partial.states + rows, RowState{-FLT_MAX, 0.0f});

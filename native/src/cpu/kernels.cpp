@@ -13,7 +13,7 @@ namespace {
 
 const Kernels* const all_kernels[] = {
 #ifdef EYAS_X86
-    &avx512_bf16_kernels, &avx512_kernels, &avx2_kernels,
+    &amx_bf16_kernels, &avx512_bf16_kernels, &avx512_kernels, &avx2_kernels,
 #endif
     &scalar_kernels,
 };

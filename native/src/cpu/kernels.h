@@ -24,10 +24,15 @@ struct Kernels {
   // c[m][n] (+)= a[m][k] b[k][n]
   void (*gemm)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                int64_t ldc, bool accumulate);
-  // bf16 pairs along the head dimension, or null: rows -> out[d / 2][i], and c[m][n] = a[m][pairs] b[pairs][n]; rows of b and
-  // c are kBlock wide.
+  // bf16 pairs along the head dimension, or null: rows -> out[d / 2][i], and c[m][n] = a[m][pairs] b[pairs][n]. Rows of b and
+  // c are kBlock wide; pairs is a multiple of 16, zeros beyond the width.
   void (*pack_key_pairs)(const void* const* rows, int64_t count, int64_t width, uint32_t* out);
   void (*gemm_pairs)(int64_t m, int64_t n, int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c);
+  // bf16 pairs along the keys, or null (then load_rows, gemm and add_rows serve): rows -> out[i / 2][d] for i < end, zeros
+  // beyond count, and c[m][n] += weights[m][keys] values[keys / 2][n]; rows of weights are kBlock wide, of c n.
+  void (*pack_value_pairs)(const void* const* rows, int64_t count, int64_t end, int64_t width, int64_t padded,
+                           uint32_t* out);
+  void (*add_value_pairs)(int64_t m, int64_t n, int64_t keys, const float* weights, const uint32_t* values, float* c);
   // One softmax step over scores[first..last) of kBlock: scores become weights (0 outside), state and out are rescaled.
   void (*softmax_step)(float* scores, int64_t first, int64_t last, float scale, float cap, RowState* state, float* out,
                        int64_t n);
@@ -44,6 +49,7 @@ extern const Kernels scalar_kernels;
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 extern const Kernels avx512_bf16_kernels;
+extern const Kernels amx_bf16_kernels;
 #endif
 
 // The best set that runs here, or the one that EYAS_NATIVE_ISA names. Throws Refusal when that cannot run here.

@@ -1,24 +1,8 @@
 // AVX-512 with BF16: scores of bf16 queries and keys from exact products of pairs, summed in float.
-#include "kernels_avx512.h"
+#include "pairs_avx512.h"
 
 namespace eyas::cpu {
 namespace {
-
-void pack_key_pairs(const void* const* rows, int64_t count, int64_t width, uint32_t* out) {
-  const int64_t pairs = (width + 1) / 2;
-  for (int64_t i = 0; i < kBlock; i += 16)
-    for (int64_t p = 0; p < pairs; p += 16) {
-      const int64_t left = width - 2 * p;
-      const __mmask32 inside = left >= 32 ? 0xffffffffu : (1u << left) - 1u;
-      __m512i tile[16];
-      for (int r = 0; r < 16; ++r)
-        tile[r] = i + r < count
-                      ? _mm512_maskz_loadu_epi16(inside, static_cast<const uint16_t*>(rows[i + r]) + 2 * p)
-                      : _mm512_setzero_si512();
-      transpose_16x16(tile);
-      for (int r = 0; r < 16 && p + r < pairs; ++r) _mm512_storeu_si512(out + (p + r) * kBlock + i, tile[r]);
-    }
-}
 
 template <int kRows, int kCols>
 void pair_tile(int64_t pairs, const uint32_t* a, int64_t lda, const uint32_t* b, float* c) {

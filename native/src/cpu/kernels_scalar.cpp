@@ -21,7 +21,7 @@ struct Scalar {
   static F round(F a) { return __builtin_rintf(a); }
   static F copy_sign(F size, F sign) { return __builtin_copysignf(size, sign); }
   static F keep_minus_inf(F from, F to) { return from == -__builtin_inff() ? from : to; }
-  static F times_power_of_two(F x, F n) { return n == n ? __builtin_ldexpf(x, static_cast<int>(n)) : n; }
+  static F times_power_of_two(F x, F n) { return n > -200.0f ? __builtin_ldexpf(x, static_cast<int>(n)) : n; }
   static F zero_where_less(F from, float limit, F to) { return from < limit ? 0.0f : to; }
   static float reduce_max(F x) { return x; }
   static float reduce_add(F x) { return x; }

@@ -53,8 +53,7 @@ void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const fl
 // e^x for x <= 0: Cody-Waite reduction, degree 6; exactly 1 at 0; NaN stays NaN. Exactly 0 where the result would be below
 // the smallest normal number: arithmetic on such numbers is a hundred times slower.
 template <class V>
-typename V::F exp_negative(typename V::F given) {
-  const typename V::F x = V::max(V::set(kLeastExponent), given);
+typename V::F exp_negative(typename V::F x) {
   const typename V::F n = V::round(V::mul(x, V::set(1.44269504f)));
   typename V::F r = V::fma(n, V::set(-0.693359375f), x);
   r = V::fma(n, V::set(2.12194440e-4f), r);
@@ -65,7 +64,7 @@ typename V::F exp_negative(typename V::F given) {
   p = V::fma(p, r, V::set(1.6666665459e-1f));
   p = V::fma(p, r, V::set(5.0000001201e-1f));
   p = V::fma(p, V::mul(r, r), V::add(r, V::set(1.0f)));
-  return V::zero_where_less(given, kLeastExponent, V::times_power_of_two(p, n));
+  return V::zero_where_less(x, kLeastExponent, V::times_power_of_two(p, n));
 }
 
 template <class V>
@@ -217,8 +216,17 @@ float element(const void* row, int64_t d) {
 
 template <class V>
 constexpr Kernels make_kernels(const char* name, bool (*runs_here)()) {
-  return {name,    runs_here, load_rows<V>,       pack_keys<V>, gemm<V>, nullptr,
-          nullptr, softmax_step<V>, add_rows<V>, join<V>,      store_row};
+  Kernels kernels{};
+  kernels.name = name;
+  kernels.runs_here = runs_here;
+  kernels.load_rows = load_rows<V>;
+  kernels.pack_keys = pack_keys<V>;
+  kernels.gemm = gemm<V>;
+  kernels.softmax_step = softmax_step<V>;
+  kernels.add_rows = add_rows<V>;
+  kernels.join = join<V>;
+  kernels.store_row = store_row;
+  return kernels;
 }
 
 }  // namespace
