@@ -32,7 +32,7 @@ BIN = Path(sys.executable).parent
 ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
 
 TRAIN_PROMPTS, HELD_OUT_PROMPTS = 700, 40
-ANSWER_TOKENS, MEASURED_TOKENS = 96, 96
+ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 96, 16
 TREE = {"steps": 3, "topk": 2, "draft-tokens": 6}
 CHAIN = {"steps": 3, "topk": 1, "draft-tokens": 4}
 
@@ -98,9 +98,12 @@ def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path)
                        "--steps", shape["steps"], "--topk", shape["topk"], "--num-draft-tokens", shape["draft-tokens"])
     common = ["eyas-serve", "bench", "--target", model, "--draft", draft, "--prompts", held_out, "--device", "cpu",
               "--max-new-tokens", MEASURED_TOKENS, "--engine-python", ENGINE_PYTHON]
-    stages.command("serve_tree", *common, "--dtype", "float32", *flags(TREE), "--out", out / "served_tree.json")
-    stages.command("serve_chain", *common, "--dtype", "float32", *flags(CHAIN), "--out", out / "served_chain.json")
-    stages.command("serve_speed", *common, "--dtype", "bfloat16", *flags(TREE), "--out", out / "served_speed.json")
+    exact = [*common, "--dtype", "float32", "--concurrency", 4]
+    tree = out / "served_tree.json"
+    stages.command("serve_tree", *exact, *flags(TREE), "--out", tree)
+    stages.command("serve_chain", *exact, *flags(CHAIN), "--out", out / "served_chain.json", "--baseline-report", tree)
+    stages.command("serve_speed", *common, "--dtype", "bfloat16", "--limit", SPEED_PROMPTS, *flags(TREE),
+                   "--out", out / "served_speed.json")
     return summary(out, stages.seconds)
 
 

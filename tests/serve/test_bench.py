@@ -43,6 +43,22 @@ def test_differing_outputs_are_named(config: BenchConfig, monkeypatch: pytest.Mo
     assert result["differing"] == [{"id": f"tiny-0-{i}", "first_difference": 5} for i in range(5)]
 
 
+def test_a_baseline_is_used_again(config: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_bench(config)
+    again = BenchConfig(**{**vars(config), "baseline_report": config.out, "out": config.out.with_name("again.json")})
+    second = run_bench(again)
+    assert second["baseline_seconds"] == first["baseline_seconds"]
+    assert second["outputs_identical"] is True
+    monkeypatch.setenv("FAKE_OUTPUTS", "differ")
+    assert run_bench(again)["outputs_identical"] is False
+    with pytest.raises(InvalidInput, match=r"max_new_tokens 12, here 13; 5 prompts, not the 4"):
+        run_bench(BenchConfig(**{**vars(again), "max_new_tokens": 13, "limit": 4}))
+    other = config.prompts.with_name("other.json")
+    other.write_text("{}", encoding="utf-8")
+    with pytest.raises(InvalidInput, match="no baseline in it"):
+        run_bench(BenchConfig(**{**vars(again), "baseline_report": other}))
+
+
 def test_a_running_server_and_json(config: BenchConfig, tmp_path: Path) -> None:
     with Server(ServeConfig(**{name: getattr(config, name) for name in ServeConfig.__dataclass_fields__})) as server:
         done = subprocess.run(

@@ -13,7 +13,7 @@ from typing import Any
 from eyas_contract import InvalidInput
 from eyas_contract.canonical import to_plain
 from eyas_contract.commands import Progress
-from eyas_contract.contract import write_text_atomic
+from eyas_contract.contract import read_json, write_text_atomic
 from eyas_serve.acceptance import DEFINITION, Acceptance
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig
@@ -67,7 +67,9 @@ def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: 
     """
     _require_sense(config)
     prompts = load_prompts(config.prompts, config.target, config.limit)
+    earlier = None if config.baseline_report is None else earlier_baseline(config, prompts)
     version, run, baseline = _measure_url(config, prompts) if config.url else _measure_own(config, prompts, report)
+    baseline = earlier or baseline
     result = summarise(config, prompts, version, run, baseline)
     config.out.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
@@ -79,6 +81,8 @@ def _require_sense(config: BenchConfig) -> None:
                                                     ("concurrency", config.concurrency)) if value < 1]
     if config.baseline_url and not config.url:
         faults.append("baseline-url without url")
+    if config.baseline_report and (config.baseline_url or not config.baseline):
+        faults.append("baseline-report together with another word on the baseline")
     if config.draft is None and not config.url:
         faults.append("neither draft nor url")
     if faults:
@@ -92,7 +96,7 @@ def _measure_own(config: BenchConfig, prompts: list[Prompt],
         assert server.engine is not None
         version = server.engine.sglang
         run = measure(server.client, prompts, config, "with draft")
-    if not config.baseline:
+    if not config.baseline or config.baseline_report:
         return version, run, None
     run_dir = config.run_dir / "baseline" if config.run_dir else None
     with Server(dataclasses.replace(config, draft=None, run_dir=run_dir), report) as server:
@@ -109,6 +113,36 @@ def _measure_url(config: BenchConfig, prompts: list[Prompt]) -> tuple[str, Run, 
     return version, run, measure(Client(config.baseline_url), prompts, config, config.baseline_url)
 
 
+SAME_FOR_A_BASELINE = ("target", "device", "dtype", "tp", "radix_cache", "max_new_tokens", "concurrency", "extra")
+
+
+def earlier_baseline(config: BenchConfig, prompts: list[Prompt]) -> Run:
+    """The run without a draft that `config.baseline_report` holds.
+
+    Raises:
+        InvalidInput: not such a report, or one of other settings or prompts (every difference named).
+    """
+    path = config.baseline_report
+    assert path is not None
+    wanted = "a report of eyas-serve bench with a baseline, by --baseline-report"
+    report = read_json(path, wanted)
+    try:
+        old, seconds, rows = report["config"], report["baseline_seconds"], report["prompts"]
+        answers = [Generation(tuple(row["baseline_output_ids"]), (), 0.0, "") for row in rows]
+        ids = [row["id"] for row in rows]
+    except (KeyError, TypeError) as error:
+        raise InvalidInput(str(path), f"no baseline in it ({error!r})", wanted, "Measure one: leave out the flag.") \
+            from error
+    now = json.loads(json.dumps(to_plain(config), default=str))
+    faults = [f"{key} {old.get(key)}, here {now[key]}" for key in SAME_FOR_A_BASELINE if old.get(key) != now[key]]
+    if ids != [prompt.id for prompt in prompts]:
+        faults.append(f"{len(ids)} prompts, not the {len(prompts)} of {config.prompts}")
+    if faults or seconds is None:
+        raise InvalidInput(str(path), "; ".join(faults) or "measured without a baseline",
+                           "a baseline of the same settings and prompts", "Measure one: leave out --baseline-report.")
+    return Run(tuple(answers), float(seconds))
+
+
 def summarise(config: BenchConfig, prompts: list[Prompt], version: str, run: Run, baseline: Run | None) -> Report:
     """The report. `outputs_identical` and the baseline's numbers are null where no baseline was measured."""
     acceptance = Acceptance.of(answer.histogram for answer in run.answers)
@@ -123,6 +157,7 @@ def summarise(config: BenchConfig, prompts: list[Prompt], version: str, run: Run
         "conditional_rates": acceptance.conditional_rates(),
         "tokens": run.tokens, "seconds": run.seconds, "tokens_per_second": run.tokens_per_second,
         "baseline_tokens_per_second": baseline and baseline.tokens_per_second,
+        "baseline_seconds": baseline and baseline.seconds,
         "speedup": baseline and run.tokens_per_second / baseline.tokens_per_second,
         "outputs_identical": None if baseline is None else not differing, "differing": differing,
         "prompts": [{"id": prompt.id, "prompt_tokens": len(prompt.input_ids), "tokens": len(answer.output_ids),

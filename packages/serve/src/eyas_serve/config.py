@@ -69,5 +69,7 @@ class BenchConfig(ServeConfig):
     """Measure this running server instead of starting any; no baseline then, unless --baseline-url names one."""
     baseline_url: str | None = None
     """A running server without the draft, to compare --url with."""
+    baseline_report: Path | None = None
+    """An earlier report whose baseline is used again, where its settings and prompts are the same."""
     port: int = 0
     radix_cache: bool = False
