@@ -161,8 +161,10 @@ def summarise(config: BenchConfig, prompts: list[Prompt], version: str, run: Run
         "speedup": baseline and run.tokens_per_second / baseline.tokens_per_second,
         "outputs_identical": None if baseline is None else not differing, "differing": differing,
         "prompts": [{"id": prompt.id, "prompt_tokens": len(prompt.input_ids), "tokens": len(answer.output_ids),
-                     "seconds": answer.seconds, "acceptance_length": Acceptance(answer.histogram).length}
-                    for prompt, answer in zip(prompts, run.answers, strict=True)],
+                     "seconds": answer.seconds, "acceptance_length": Acceptance(answer.histogram).length,
+                     "output_ids": list(answer.output_ids),
+                     **({} if baseline is None else {"baseline_output_ids": list(baseline.answers[i].output_ids)})}
+                    for i, (prompt, answer) in enumerate(zip(prompts, run.answers, strict=True))],
         "config": json.loads(json.dumps(to_plain(config), default=str)),
     }
 
