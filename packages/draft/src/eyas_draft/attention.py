@@ -2,8 +2,8 @@
 
 At step i a query sees the step-0 keys up to its own position within its document, and of every later step only the key
 at its own position. The prefix goes through a flash kernel, the diagonals (one key each) are merged in by their scores,
-so no mask and no score matrix of all steps is ever held: memory grows with tokens times steps. (On a CPU, scores of
-short documents are held within one step, which is faster there.)
+so no mask and no score matrix of all steps is ever held: memory grows with tokens times steps. (On a CPU, the
+backward pass of short documents holds the scores of one step, which is faster there.)
 
 The gradient of the merged softmax needs no kernel of its own: a flash backward that is given the merged output and the
 merged log-sum-exp computes exactly the prefix part, because both enter it only through exp(score - lse) and the row
@@ -81,14 +81,15 @@ class _PrefixAndDiagonals(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k0: Tensor, v0: Tensor, layout: Layout, *diagonals: Tensor) -> Tensor:
         out, lse = _flash(q, _spread(k0, q), _spread(v0, q), layout)
         if diagonals:
-            scale = q.shape[-1] ** -0.5
-            scores = torch.stack([(q * _spread(k, q)).sum(-1, dtype=lse.dtype) * scale for k in diagonals[::2]])
+            scale, wide_q = q.shape[-1] ** -0.5, q.to(lse.dtype)
+            scores = torch.stack([_rowwise(wide_q, k) for k in diagonals[::2]]) * scale
             merged = torch.logsumexp(torch.cat((lse[None], scores)), dim=0)
-            wide = out.to(lse.dtype) * (lse - merged).exp()[..., None]
-            for score, v in zip(scores, diagonals[1::2], strict=True):
-                wide += (score - merged).exp()[..., None] * _spread(v, q)
+            weights = (scores - merged).exp_()
+            wide = out.to(lse.dtype).mul_((lse - merged).exp_()[..., None])
+            for weight, v in zip(weights, diagonals[1::2], strict=True):
+                _grouped(wide, v).addcmul_(_grouped(weight[..., None], v), v.to(lse.dtype)[:, :, None])
             out, lse = wide.to(q.dtype), merged
-            ctx.weights = (scores - merged).exp()
+            ctx.weights = weights
         ctx.layout = layout
         ctx.save_for_backward(q, k0, v0, out, lse, *diagonals)
         return out
@@ -100,20 +101,20 @@ class _PrefixAndDiagonals(torch.autograd.Function):
         dq, dk0, dv0 = _flash_backward(grad, q, _spread(k0, q), _spread(v0, q), out, lse, ctx.layout)
         results: list[Tensor | None] = []
         if diagonals:
-            scale = q.shape[-1] ** -0.5
-            dq_wide, row = dq.to(lse.dtype), (grad * out).sum(-1, dtype=lse.dtype)
+            scale, wide = q.shape[-1] ** -0.5, lse.dtype
+            dq_wide, grad_wide, q_wide = dq.to(wide), grad.to(wide), q.to(wide)
+            row = (grad_wide * out).sum(-1)
             for weight, k, v in zip(ctx.weights, diagonals[::2], diagonals[1::2], strict=True):
-                k_wide = _spread(k, q)
-                d_score = weight * ((grad * _spread(v, q)).sum(-1, dtype=lse.dtype) - row) * scale
-                dq_wide = dq_wide + d_score[..., None] * k_wide
-                results += [_gather(d_score[..., None] * q, k), _gather(weight[..., None] * grad, v)]
+                d_score = (_rowwise(grad_wide, v) - row).mul_(weight).mul_(scale)[..., None]
+                _grouped(dq_wide, k).addcmul_(_grouped(d_score, k), k.to(wide)[:, :, None])
+                results += [_gather(d_score * q_wide, k), _gather(weight[..., None] * grad_wide, v)]
             dq = dq_wide.to(q.dtype)
         return dq, _gather(dk0, k0), _gather(dv0, v0), None, *results
 
 
 def use_dense(x: Tensor, layout: Layout) -> bool:
-    """Whether scores are held in full: short documents on a CPU, where that is faster than flash, and wide dtypes on a
-    GPU, whose flash kernels take half precision only."""
+    """Whether scores are held in full: backward over short documents on a CPU, where that is faster than flash, and
+    wide dtypes on a GPU, whose flash kernels take half precision only."""
     if x.device.type == "cpu":
         return layout.longest <= DENSE_UP_TO
     return x.dtype not in (torch.bfloat16, torch.float16)
@@ -125,6 +126,17 @@ def _spread(x_tgd: Tensor, q_tqd: Tensor) -> Tensor:
     return x_tgd if groups == 1 else x_tgd.repeat_interleave(groups, dim=1)
 
 
+def _grouped(x_tqd: Tensor, like_tgd: Tensor) -> Tensor:
+    """[T, Q, D] seen as [T, G, Q/G, D]."""
+    return x_tqd.view(x_tqd.shape[0], like_tgd.shape[1], -1, x_tqd.shape[2])
+
+
+def _rowwise(x_tqd: Tensor, y_tgd: Tensor) -> Tensor:
+    """Dot product of every query head with its key/value head of the same token: [T, Q], in x's dtype."""
+    dots: Tensor = torch.linalg.vecdot(_grouped(x_tqd, y_tgd), y_tgd.to(x_tqd.dtype)[:, :, None])
+    return dots.flatten(1)
+
+
 def _gather(grad_tqd: Tensor, like_tgd: Tensor) -> Tensor:
     """Sum over the query heads that share a key/value head."""
     return grad_tqd.view(like_tgd.shape[0], like_tgd.shape[1], -1, like_tgd.shape[2]).sum(2).to(like_tgd.dtype)
@@ -132,15 +144,15 @@ def _gather(grad_tqd: Tensor, like_tgd: Tensor) -> Tensor:
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """Causal attention within each document: out [T, Q, D] and log-sum-exp [T, Q] (float32 or wider)."""
+    if q.device.type == "cpu":
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*map(layout.pad, (q, k, v)), 0.0, True)
+        lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
+        return layout.unpad(out), layout.unpad(lse[..., None]).squeeze(-1)
     if use_dense(q, layout):
         scores = _padded_scores(q, k, layout)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp_().to(q.dtype)
         return layout.unpad(weights @ layout.pad(v)), layout.unpad(lse[..., None]).squeeze(-1)
-    if q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*map(layout.pad, (q, k, v)), 0.0, True)
-        lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
-        return layout.unpad(out), layout.unpad(lse[..., None]).squeeze(-1)
     out, lse, *_ = aten._flash_attention_forward(q, k, v, layout.bounds, layout.bounds, layout.longest,
                                                  layout.longest, 0.0, True, False)
     return out, lse.T

@@ -19,6 +19,8 @@ from eyas_draft.batches import Batch
 from eyas_draft.model import DraftModel
 from eyas_draft.ttt import unroll
 
+BLOCK_ROWS = (4096, 64)  # of logits at a time, on a GPU and on a CPU
+
 
 @dataclass(frozen=True)
 class TttLoss:
@@ -57,41 +59,63 @@ def ttt_loss(model: DraftModel, batch: Batch, scored_t: Tensor, teacher: Callabl
     total = targets.new_zeros(())
     losses, correct, scored = [], [], []
     for step in unroll(model, batch, steps, scored_t):
-        logits = model.lm_head(step.normed_th[step.rows_n])
-        logits = logits if logits.dtype == torch.float64 else logits.float()
         wanted = place[step.sources_n]
-        correct.append((logits.detach().gather(1, best[wanted][:, None])[:, 0] >= logits.detach().amax(-1)).sum())
-        summed = soft_cross_entropy(logits, targets[wanted])
+        summed, right = head_loss(step.normed_th[step.rows_n], model.lm_head.weight, targets, wanted, best)
         mean = summed / max(1, step.rows_n.numel())
         total = total + decay ** step.index * mean
         losses.append(mean.detach())
+        correct.append(right)
         scored.append(torch.tensor(step.rows_n.numel()))
     return TttLoss(total, torch.stack(losses).cpu(), torch.stack(correct).cpu(), torch.stack(scored))
 
 
-def soft_cross_entropy(logits_nv: Tensor, targets_nv: Tensor) -> Tensor:
-    """Sum over rows of -sum_v p_v log q_v (nats); rows of `targets_nv` sum to one.
+def head_loss(hidden_nh: Tensor, head_vh: Tensor, targets_mv: Tensor, rows_n: Tensor,
+              best_m: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum over rows of -sum_v p_v log q_v (nats) with q = softmax(hidden @ head.T) and p = targets[rows].
 
-    Overwrites `logits_nv` (float32 or wider), which holds the softmax afterwards.
+    Args:
+        hidden_nh: [N, H].
+        head_vh: [V, H].
+        targets_mv: float32 or wider [M, V], rows summing to one.
+        rows_n: int64 [N], the target row of each.
+        best_m: int64 [M], largest entry of each target row.
+
+    Returns:
+        the sum, and the number of rows whose largest logit is at the target's largest probability.
     """
-    result: Tensor = _SoftCrossEntropy.apply(logits_nv, targets_nv)  # type: ignore[no-untyped-call]
-    return result
+    dtype = hidden_nh.dtype
+    if torch.is_autocast_enabled(hidden_nh.device.type):
+        dtype = torch.get_autocast_dtype(hidden_nh.device.type)
+    total, right = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_nh.to(dtype), head_vh.to(dtype), targets_mv, rows_n, best_m)
+    return total, right
 
 
-class _SoftCrossEntropy(torch.autograd.Function):
-    """In few passes over [N, V] and with one such buffer: the gradient is softmax - target."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        largest = logits.amax(-1, keepdim=True)
-        chosen = torch.linalg.vecdot(logits, targets)
-        exponentials = logits.sub_(largest).exp_()
-        total = exponentials.sum(-1, keepdim=True)
-        ctx.save_for_backward(exponentials.div_(total), targets)
-        loss: Tensor = ((total.log() + largest)[:, 0] - chosen).sum()
-        return loss
+class _HeadLoss(torch.autograd.Function):
+    """Logits, softmax and both gradients in one go: rows are worked off in blocks that stay in the cache, and one
+    [N, V] buffer in the compute dtype holds first the logits, then their gradient (softmax - target)."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        softmax, targets = ctx.saved_tensors
-        return (softmax - targets).mul_(grads[0]), None
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, rows: Tensor,
+                best: Tensor) -> tuple[Tensor, Tensor]:
+        buffer = hidden @ head.T
+        total = targets.new_zeros(())
+        right = torch.zeros((), dtype=torch.int64, device=hidden.device)
+        block = BLOCK_ROWS[hidden.device.type == "cpu"]
+        for part, index in zip(torch.split(buffer, block), torch.split(rows, block), strict=True):
+            logits, target = part.to(targets.dtype, copy=True), targets[index]
+            largest = logits.amax(-1, keepdim=True)
+            right += (logits.gather(1, best[index][:, None]) >= largest).sum()
+            total += largest.sum() - (logits * target).sum()
+            logits.sub_(largest).exp_()
+            mass = logits.sum(-1, keepdim=True)
+            total += mass.log().sum()
+            part.copy_(logits.div_(mass).sub_(target))
+        ctx.save_for_backward(buffer @ head, buffer.T @ hidden)
+        ctx.mark_non_differentiable(right)
+        return total, right
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        d_hidden, d_head = ctx.saved_tensors
+        return d_hidden * grads[0].to(d_hidden.dtype), d_head * grads[0].to(d_head.dtype), None, None, None
