@@ -72,11 +72,12 @@ void hidden_gather(const py::list& sources, const py::object& index_, const py::
   shapes.require(!sources.empty(), "sources", "no array", "one or more");
   shapes.done();
   const View first(sources[0]);
+  std::vector<std::string> names(sources.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    const std::string name = "sources[" + std::to_string(i) + "]";
+    names[i] = "sources[" + std::to_string(i) + "]";
     const View source(sources[i]);
-    shapes.match(source, name.c_str(), "NH", kFloat, Layout::kRows);
-    shapes.same_dtype(first, "sources[0]", source, name.c_str());
+    shapes.match(source, names[i].c_str(), "NH", kFloat, Layout::kRows);
+    shapes.same_dtype(first, "sources[0]", source, names[i].c_str());
     addresses.push_back(source.data());
     strides.push_back(source.stride[0]);
   }

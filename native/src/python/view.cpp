@@ -35,15 +35,18 @@ bool contiguous(const View& view, Layout layout) {
 
 View::View(const py::handle& described) {
   if (described.is_none()) return;
-  const auto fields = py::reinterpret_borrow<py::tuple>(described);
-  const py::tuple shape_field = fields[2], stride_field = fields[3];
-  address = fields[0].cast<uint64_t>();
-  dtype = fields[1].cast<uint32_t>();
-  dims = static_cast<int>(shape_field.size());
+  // The plain C API: this runs for every argument of every call.
+  const auto item = [](PyObject* tuple, Py_ssize_t i) { return PyTuple_GET_ITEM(tuple, i); };
+  PyObject* const fields = described.ptr();
+  PyObject *const shapes = item(fields, 2), *const strides = item(fields, 3);
+  address = PyLong_AsUnsignedLongLong(item(fields, 0));
+  dtype = static_cast<uint32_t>(PyLong_AsLong(item(fields, 1)));
+  dims = static_cast<int>(PyTuple_GET_SIZE(shapes));
   for (int i = 0; i < dims && i < kMaxDims; ++i) {
-    shape[i] = shape_field[static_cast<std::size_t>(i)].cast<int64_t>();
-    stride[i] = stride_field[static_cast<std::size_t>(i)].cast<int64_t>();
+    shape[i] = PyLong_AsLongLong(item(shapes, i));
+    stride[i] = PyLong_AsLongLong(item(strides, i));
   }
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
 }
 
 int64_t View::elements() const {
@@ -54,7 +57,7 @@ int64_t View::elements() const {
 
 int64_t View::bytes() const { return elements() * kDtypeBytes[dtype]; }
 
-void Shapes::fix(char letter, int64_t size, const char* by) { sizes_[static_cast<int>(letter)] = {size, by}; }
+void Shapes::fix(char letter, int64_t size, const char* by) { size_of(letter) = {size, by}; }
 
 void Shapes::match(const View& view, const char* name, const char* letters, uint32_t dtypes, Layout layout) {
   if ((dtypes >> view.dtype & 1u) == 0)
@@ -65,7 +68,7 @@ void Shapes::match(const View& view, const char* name, const char* letters, uint
     return;
   }
   for (int i = 0; i < wanted_dims; ++i) {
-    Size& size = sizes_[static_cast<int>(letters[i])];
+    Size& size = size_of(letters[i]);
     if (size.value < 0)
       size = {view.shape[i], name};
     else if (size.value != view.shape[i])
@@ -85,7 +88,7 @@ void Shapes::require(bool holds, const char* name, std::string found, std::strin
   if (!holds) problems_.push_back({name, std::move(found), std::move(wanted)});
 }
 
-int64_t Shapes::operator[](char letter) const { return sizes_[static_cast<int>(letter)].value; }
+int64_t Shapes::operator[](char letter) const { return sizes_[letter - 'A'].value; }
 
 void Shapes::done() const {
   if (problems_.empty()) return;

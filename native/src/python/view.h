@@ -56,7 +56,7 @@ void raise_on_error(int32_t code);
 enum class Layout { kDense, kRows };  // all axes contiguous, or only the last one
 
 // Shapes are written once, one letter an axis ("THD"); a letter means the same size wherever it appears. All mismatches
-// are collected, then thrown together by done().
+// are collected, then thrown together by done(). Names must outlive it.
 class Shapes {
  public:
   void fix(char letter, int64_t size, const char* by);
@@ -69,12 +69,14 @@ class Shapes {
  private:
   struct Size {
     int64_t value = -1;
-    std::string by;
+    const char* by = "";
   };
   struct Problem {
     std::string where, found, wanted;
   };
-  Size sizes_[128];
+  Size& size_of(char letter) { return sizes_[letter - 'A']; }
+
+  Size sizes_['z' - 'A' + 1];
   std::vector<Problem> problems_;
 };
 
