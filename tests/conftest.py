@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import tiny  # noqa: E402 - needs the path above
+import tiny
 
 
 @pytest.fixture(scope="session")
