@@ -22,7 +22,11 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "red", "green", "blue", "stone", "river", "cloud", "bird", "count", "copy", "from", "to", "up", "down", "say", "list", "the", "a", "and", "then", "is"]
+WORDS = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "red", "green", "blue",
+    "stone", "river", "cloud", "bird", "count", "copy", "from", "to", "up", "down", "say", "list", "the", "a", "and",
+    "then", "is",
+]
 NUMBERS = WORDS[:11]
 
 
