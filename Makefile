@@ -33,11 +33,12 @@ $(VENV)/.python: requirements/dev.txt requirements/demo.txt
 	@touch $@
 
 # SGLang has an interpreter of its own: its torchvision wheel is a CUDA build that breaks every import of transformers
-# beside a CPU torch. It sees the packages of $(VENV) through a .pth file, so torch is not installed twice.
+# beside a CPU torch. It sees the packages of $(VENV), editable ones
+# included, through a .pth file, so torch is not installed twice.
 $(VENV)/.engine: requirements/sglang-cpu.txt $(VENV)/.python
 	@echo "== SGLang for the CPU into $(ENGINE)"
 	test -x $(ENGINE)/bin/python || $(BIN)/python -m venv --without-pip $(ENGINE)
-	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
 	  > "$$($(ENGINE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/eyas-parent.pth"
 	$(PIP) --python $(ENGINE)/bin/python install --quiet --no-deps -r requirements/sglang-cpu.txt
 	@touch $@
