@@ -13,7 +13,7 @@ import random
 import sys
 
 import torch
-from eyas_native import cuda, cuda_tree
+from eyas_native import cuda
 
 DEVICE = "cuda"
 TOLERANCE = {"bfloat16": 6e-3, "float16": 1.5e-3}  # ||out - ref|| / ||ref||: probabilities and result rounded once each
@@ -52,7 +52,10 @@ def attention_reference(q, k, v, visible, scale):
 
 def random_config(rng: random.Random) -> cuda.TileConfig:
     return cuda.TileConfig(
-        smem_bytes=rng.choice([0, 101376]), num_splits=rng.choice([0, 0, 1, 2, 3, 7, 40]), overlap=rng.random() < 0.5
+        smem_bytes=rng.choice([0, 101376]),
+        num_splits=rng.choice([0, 0, 1, 2, 3, 7, 40]),
+        stages=rng.choice([0, 0, 2]),
+        overlap=rng.random() < 0.5,
     )
 
 
@@ -165,7 +168,7 @@ def gather_case(rng: random.Random) -> str | None:
     dtype = rng.choice([torch.bfloat16, torch.float16])
     count, width, rows = rng.randint(1, 8), 8 * rng.choice([1, 5, 64, 129, 512, 896]), rng.choice([1, 7, 64, 300])
     norm, out_dtype = (
-        rng.choice(list(cuda_tree.NORMS)),
+        rng.choice(list(cuda.NORMS)),
         rng.choice([torch.bfloat16, torch.float16, torch.float8_e4m3fn]),
     )
     pool = 400
@@ -180,7 +183,7 @@ def gather_case(rng: random.Random) -> str | None:
     row_scale = torch.full((rows,), NAN, device=DEVICE) if dynamic else None
     out = torch.full((rows, count * width), NAN).to(out_dtype).to(DEVICE)
     use_index = rng.random() < 0.8
-    cuda_tree.hidden_gather(
+    cuda.hidden_gather(
         sources,
         index if use_index else None,
         out,
@@ -279,7 +282,7 @@ def tree_case(rng: random.Random) -> str | None:
     size = {0: n * n * batch + n * sum(lens), 1: batch * n * n, 2: batch * n, 3: batch * n * width}[mode]
     mask = torch.ones(size, dtype=kind, device=DEVICE)
     invalid = torch.full((batch,), 9, dtype=torch.int32, device=DEVICE)
-    cuda_tree.tree_build(
+    cuda.tree_build(
         torch.tensor([t[2] for t in tables], **dev),
         torch.tensor([t[1] for t in tables], **dev),
         torch.tensor(lens, **dev),
@@ -328,7 +331,7 @@ def tree_case(rng: random.Random) -> str | None:
     predicts = torch.zeros(batch * n, dtype=torch.int32, device=DEVICE)
     accepted = torch.full((batch, width), 77, dtype=torch.int32, device=DEVICE)
     count = torch.full((batch,), 77, dtype=torch.int32, device=DEVICE)
-    cuda_tree.verify_greedy(predicts, accepted, count, tokens, index, child, sibling, target)
+    cuda.verify_greedy(predicts, accepted, count, tokens, index, child, sibling, target)
     want_predicts, want_accepted, want_count = [0] * (batch * n), [], []
     for b, r in enumerate(refs):
         last, path = 0, [0]
@@ -350,7 +353,7 @@ def tree_case(rng: random.Random) -> str | None:
     slots = torch.randperm(batch * n + 9, device=DEVICE)[: batch * n]
     lens_out, bonus = torch.empty(batch, dtype=torch.int32, device=DEVICE), torch.empty(batch, **dev)
     outs = [torch.full((batch, width), 5, **dev) for _ in range(4)]
-    cuda_tree.accept_commit(
+    cuda.accept_commit(
         predicts,
         accepted,
         count,
@@ -371,7 +374,7 @@ def tree_case(rng: random.Random) -> str | None:
             node = want_accepted[b][i]
             for x, y in zip(wanted, buffers, strict=True):
                 x[slots[b * n + i]] = y[slots[node]]
-    cuda_tree.kv_move(
+    cuda.kv_move(
         torch.tensor([x.data_ptr() for x in buffers], **dev),
         torch.tensor([x.shape[1] * 2 for x in buffers], **dev),
         outs[2],
@@ -404,7 +407,7 @@ def target_only_case(rng: random.Random) -> str | None:
     predicts = torch.full((batch * n,), -1, dtype=torch.int32, device=DEVICE)
     accepted = torch.empty(batch, 4, dtype=torch.int32, device=DEVICE)
     count = torch.empty(batch, dtype=torch.int32, device=DEVICE)
-    cuda_tree.verify_target_only(
+    cuda.verify_target_only(
         predicts,
         accepted,
         count,

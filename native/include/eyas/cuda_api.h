@@ -56,7 +56,7 @@ typedef struct {
   float scale;                 /* softmax scale, > 0 */
   float k_scale, v_scale;      /* of an e4m3 cache, else 1 */
   int32_t num_splits;          /* 0: chosen */
-  int32_t groups, stages, row_tile; /* tile configuration, 0: chosen for the device; see docs/kernels.md */
+  int32_t groups, stages, row_tile, key_tile; /* tile configuration, 0: chosen for the device; see docs/kernels.md */
   int32_t flags;               /* bit 0: let the combine kernel start early (programmatic dependent launch, 9.0+) */
   void *workspace;
   uint64_t workspace_bytes;
@@ -65,7 +65,7 @@ typedef struct {
 
 EYAS_API int eyas_cuda_version(void);
 EYAS_API const char *eyas_cuda_error_text(int code);
-/* Fills num_splits, groups, stages, row_tile and workspace_bytes as a launch would; sm_count and smem_bytes (per block)
+/* Fills num_splits, groups, stages, row_tile, key_tile and workspace_bytes as a launch would; sm_count and smem_bytes (per block)
  * of 0 ask the current device. A launch with the filled struct uses exactly that. */
 EYAS_API int eyas_tree_attn_gqa_plan(eyas_attn *a, int sm_count, int smem_bytes);
 EYAS_API int eyas_tree_attn_gqa(const eyas_attn *a);

@@ -54,7 +54,7 @@ class Attention(Structure):
             )
         ]
         + [(name, c_float) for name in ("scale", "k_scale", "v_scale")]
-        + [(name, c_int32) for name in ("num_splits", "groups", "stages", "row_tile", "flags")]
+        + [(name, c_int32) for name in ("num_splits", "groups", "stages", "row_tile", "key_tile", "flags")]
         + [("workspace", c_void_p), ("workspace_bytes", c_uint64), ("stream", c_void_p)]
     )
 

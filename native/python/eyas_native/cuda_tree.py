@@ -1,12 +1,12 @@
-"""Tree building, verification, commit and hidden gather on CUDA: checked calls over `libeyas_cuda.so`; see `cuda.py`."""
+"""Tree building, verification, commit and hidden gather on CUDA: checked calls over `libeyas_cuda.so`; callers use `eyas_native.cuda`."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 
-from . import cuda_abi as abi
-from .cuda import _DTYPE, _MATH, Faults, Tensor, _pointer, _run, _stream, dtype_name
+from eyas_native import cuda_abi as abi
+from eyas_native.cuda_core import DTYPE, MATH, Faults, Tensor, current_stream, dtype_name, pointer, run
 
 MASK_FULL, MASK_QLEN_ONLY, MASK_BITPACKED, MASK_WORDS = 0, 1, 2, 3
 NORMS = {"none": 0, "per_source": 1, "whole": 2}
@@ -38,7 +38,7 @@ def tree_build(
         invalid: i32 [B], set to 1 for a tree with an orphaned entry (which then hangs from the root), else 0.
 
     Raises:
-        CudaArgumentError: every argument that does not fit, by name.
+        ArgumentError: every argument that does not fit, by name.
     """
     f, n = Faults("tree_build"), num_nodes
     batch = seq_lens.shape[0] if hasattr(seq_lens, "shape") and len(seq_lens.shape) else 0
@@ -77,24 +77,24 @@ def tree_build(
     for name, t in (("parent_list", parent_list), ("selected_index", selected_index), ("tree_mask", tree_mask)):
         f.need(t.is_contiguous(), f"{name} is not contiguous")
     f.check()
-    _run(
+    run(
         "eyas_tree_build",
-        _pointer(parent_list),
+        pointer(parent_list),
         parent_list.shape[1],
-        _pointer(selected_index),
-        _pointer(seq_lens),
+        pointer(selected_index),
+        pointer(seq_lens),
         batch,
         topk,
         depth,
         n,
         mask_mode,
-        _pointer(tree_mask),
-        _pointer(positions),
-        _pointer(retrive_index),
-        _pointer(retrive_next_token),
-        _pointer(retrive_next_sibling),
-        _pointer(invalid),
-        _stream(stream),
+        pointer(tree_mask),
+        pointer(positions),
+        pointer(retrive_index),
+        pointer(retrive_next_token),
+        pointer(retrive_next_sibling),
+        pointer(invalid),
+        current_stream(stream),
     )
 
 
@@ -123,14 +123,14 @@ def _verify(
         batch=batch,
         nodes=n,
         max_accept=accept_index.shape[1],
-        candidates=_pointer(candidates),
-        retrive_index=_pointer(tree[0]),
-        retrive_next_token=_pointer(tree[1]),
-        retrive_next_sibling=_pointer(tree[2]),
-        predicts=_pointer(predicts),
-        accept_index=_pointer(accept_index),
-        accept_token_num=_pointer(accept_token_num),
-        stream=_stream(stream),
+        candidates=pointer(candidates),
+        retrive_index=pointer(tree[0]),
+        retrive_next_token=pointer(tree[1]),
+        retrive_next_sibling=pointer(tree[2]),
+        predicts=pointer(predicts),
+        accept_index=pointer(accept_index),
+        accept_token_num=pointer(accept_token_num),
+        stream=current_stream(stream),
     )
     return f, v
 
@@ -164,8 +164,8 @@ def verify_greedy(
     )
     f.tensor("target_predict", target_predict, ("int64",), (v.batch, v.nodes))
     f.check()
-    v.target_predict = _pointer(target_predict)
-    _run("eyas_verify_greedy", ctypes.byref(v))
+    v.target_predict = pointer(target_predict)
+    run("eyas_verify_greedy", ctypes.byref(v))
 
 
 def verify_target_only(
@@ -206,9 +206,9 @@ def verify_target_only(
     f.check()
     f.need(target_probs.is_contiguous(), "target_probs is not contiguous")
     f.check()
-    v.uniform, v.uniform_final, v.target_probs = _pointer(uniform), _pointer(uniform_final), _pointer(target_probs)
+    v.uniform, v.uniform_final, v.target_probs = pointer(uniform), pointer(uniform_final), pointer(target_probs)
     v.vocab, v.threshold_single, v.threshold_acc = target_probs.shape[2], threshold_single, threshold_acc
-    _run("eyas_verify_target_only", ctypes.byref(v))
+    run("eyas_verify_target_only", ctypes.byref(v))
 
 
 def accept_commit(
@@ -246,22 +246,22 @@ def accept_commit(
         f.tensor(name, t, ("int64",), (batch, width))
     f.tensor("bonus", bonus, ("int64",), (batch,))
     f.check()
-    _run(
+    run(
         "eyas_accept_commit",
-        _pointer(predicts),
-        _pointer(accept_index),
-        _pointer(accept_token_num),
-        _pointer(out_cache_loc),
+        pointer(predicts),
+        pointer(accept_index),
+        pointer(accept_token_num),
+        pointer(out_cache_loc),
         batch,
         predicts.shape[0] // batch,
         width,
-        _pointer(accept_lens),
-        _pointer(tokens),
-        _pointer(src_loc),
-        _pointer(tgt_loc),
-        _pointer(rows),
-        _pointer(bonus),
-        _stream(stream),
+        pointer(accept_lens),
+        pointer(tokens),
+        pointer(src_loc),
+        pointer(tgt_loc),
+        pointer(rows),
+        pointer(bonus),
+        current_stream(stream),
     )
 
 
@@ -285,16 +285,16 @@ def kv_move(
         f"slot_bytes has shape {list(slot_bytes.shape)}, wanted {list(buffers.shape)}",
     )
     f.check()
-    _run(
+    run(
         "eyas_kv_move",
-        _pointer(buffers),
-        _pointer(slot_bytes),
+        pointer(buffers),
+        pointer(slot_bytes),
         buffers.shape[0],
-        _pointer(tgt_loc),
-        _pointer(src_loc),
+        pointer(tgt_loc),
+        pointer(src_loc),
         tgt_loc.shape[0],
         tgt_loc.shape[1],
-        _stream(stream),
+        current_stream(stream),
     )
 
 
@@ -321,7 +321,7 @@ def hidden_gather(
         out_scale: an e4m3 result is divided by it and saturated. row_scale: f32 [T], written instead: a scale per row.
 
     Raises:
-        CudaArgumentError: every argument that does not fit, by name.
+        ArgumentError: every argument that does not fit, by name.
     """
     f, count = Faults("hidden_gather"), len(sources)
     f.need(1 <= count <= 8, f"sources are {count}, wanted 1 to 8")
@@ -329,7 +329,7 @@ def hidden_gather(
     f.check()
     added = list(residuals or [None] * count)
     f.need(len(added) == count, f"residuals are {len(added)}, wanted {count}")
-    f.tensor("sources[0]", sources[0], _MATH, (None, None))
+    f.tensor("sources[0]", sources[0], MATH, (None, None))
     f.check()
     kind, width = dtype_name(sources[0]), sources[0].shape[1]
     for i, (source, residual) in enumerate(zip(sources, added, strict=True)):
@@ -342,7 +342,7 @@ def hidden_gather(
     if index is not None:
         f.tensor("index", index, ("int32", "int64"), (None,))
     rows = out.shape[0] if index is None and hasattr(out, "shape") else index.shape[0] if index is not None else 0
-    f.tensor("out", out, (*_MATH, "float8_e4m3fn"), (rows, count * width))
+    f.tensor("out", out, (*MATH, "float8_e4m3fn"), (rows, count * width))
     f.need(width % 8 == 0, f"width is {width}, wanted a multiple of 8")
     if norm != "none":
         f.tensor("weight", weight, (kind,), (count * width,))
@@ -352,21 +352,21 @@ def hidden_gather(
     g = abi.Gather(
         struct_size=ctypes.sizeof(abi.Gather),
         num_sources=count,
-        index=_pointer(index),
+        index=pointer(index),
         index_is_i64=int(index is not None and dtype_name(index) == "int64"),
         width=width,
         rows=rows,
         norm=NORMS[norm],
-        weight=_pointer(weight),
-        out=_pointer(out),
+        weight=pointer(weight),
+        out=pointer(out),
         out_stride=out.stride(0),
-        in_dtype=_DTYPE[kind],
-        out_dtype=_DTYPE[dtype_name(out)],
+        in_dtype=DTYPE[kind],
+        out_dtype=DTYPE[dtype_name(out)],
         eps=eps,
         out_scale=out_scale,
-        row_scale=_pointer(row_scale),
-        stream=_stream(stream),
+        row_scale=pointer(row_scale),
+        stream=current_stream(stream),
     )
     for i in range(count):
-        g.source[i], g.residual[i], g.source_stride[i] = _pointer(sources[i]), _pointer(added[i]), sources[i].stride(0)
-    _run("eyas_hidden_gather", ctypes.byref(g))
+        g.source[i], g.residual[i], g.source_stride[i] = pointer(sources[i]), pointer(added[i]), sources[i].stride(0)
+    run("eyas_hidden_gather", ctypes.byref(g))

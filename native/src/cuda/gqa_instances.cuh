@@ -1,6 +1,7 @@
 // Table of the GQA kernel's instances for one head dimension.
 #pragma once
 #include "gqa_kernel.cuh"
+#include "tiles.cuh"
 #include "tree_attn_gqa.h"
 
 namespace eyas {

@@ -17,77 +17,72 @@ template <bool E4M3> __device__ __forceinline__ int output_column(int n, int lan
   else return (n >> 1) * 16 + 4 * (lane & 3) + 2 * (n & 1);
 }
 
-// Sums the groups' accumulators into group 0's. Each thread of a group holds the same rows and columns as its peer.
+// Which group ends up with tile-row mi of the rows: two groups share the work where there are two.
+__device__ __forceinline__ int owner_of(int mi, int groups) { return min(mi, groups - 1); }
+
+// Sums the groups' accumulators into their owners'. Each thread of a group holds the same rows and columns as its peers.
 template <class Tile, class Block> __device__ __forceinline__ void merge_groups(Block &w, int groups, char *smem) {
-  constexpr int kVectors = Tile::MI * Tile::D / 8, kRows = 2 * Tile::MI, GT = Tile::GT;
+  constexpr int MI = Tile::MI, NT = Tile::D / 8, GT = Tile::GT;
   __syncthreads();  // every group is done with its stages
-  float4 *buffer = (float4 *)smem;
-  float *stats = (float *)(smem + (groups - 1) * GT * kVectors * 16);
-  if (w.group > 0) {
-    float4 *mine = buffer + (w.group - 1) * kVectors * GT + w.gtid;
+  float4 *buffer = (float4 *)smem;                                       // [mi][sender][n][thread]
+  float2 *stats = (float2 *)(smem + (groups - 1) * GT * MI * NT * 16);  // [mi][sender][half][thread]: reference, sum
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const float *x = w.o[i / (Tile::D / 8)][i % (Tile::D / 8)];
-      mine[i * GT] = make_float4(x[0], x[1], x[2], x[3]);
+  for (int mi = 0; mi < MI; ++mi) {
+    const int owner = owner_of(mi, groups), sender = mi * (groups - 1) + w.group - (w.group > owner);
+    if (w.group == owner) continue;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float *x = w.o[mi][n];
+      buffer[(sender * NT + n) * GT + w.gtid] = make_float4(x[0], x[1], x[2], x[3]);
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      float *s = stats + ((w.group - 1) * 2 * kRows + 2 * i) * GT + w.gtid;
-      s[0] = w.ref[i];
-      s[GT] = w.sum[i];
-    }
+    for (int h = 0; h < 2; ++h) stats[(sender * 2 + h) * GT + w.gtid] = make_float2(w.ref[2 * mi + h], w.sum[2 * mi + h]);
   }
   __syncthreads();
-  if (w.group > 0) return;
-  for (int g = 0; g < groups - 1; ++g) {
-    float mine[kRows], theirs[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float *s = stats + (g * 2 * kRows + 2 * i) * GT + w.gtid;
-      const float now = fmaxf(w.ref[i], s[0]);
-      mine[i] = exp2_fast(w.ref[i] - now);
-      theirs[i] = exp2_fast(s[0] - now);
-      w.sum[i] = w.sum[i] * mine[i] + s[GT] * theirs[i];
-      w.ref[i] = now;
-    }
+  for (int mi = 0; mi < MI; ++mi) {
+    if (w.group != owner_of(mi, groups)) continue;
+#pragma unroll 1
+    for (int sender = mi * (groups - 1); sender < (mi + 1) * (groups - 1); ++sender) {
+      float mine[2], theirs[2];
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int mi = i / (Tile::D / 8);
-      float *x = w.o[mi][i % (Tile::D / 8)];
-      const float4 y = buffer[(g * kVectors + i) * GT + w.gtid];
-      x[0] = x[0] * mine[2 * mi] + y.x * theirs[2 * mi];
-      x[1] = x[1] * mine[2 * mi] + y.y * theirs[2 * mi];
-      x[2] = x[2] * mine[2 * mi + 1] + y.z * theirs[2 * mi + 1];
-      x[3] = x[3] * mine[2 * mi + 1] + y.w * theirs[2 * mi + 1];
+      for (int h = 0; h < 2; ++h) {
+        const float2 s = stats[(sender * 2 + h) * GT + w.gtid];
+        const float now = fmaxf(w.ref[2 * mi + h], s.x);
+        mine[h] = exp2_fast(w.ref[2 * mi + h] - now);
+        theirs[h] = exp2_fast(s.x - now);
+        w.sum[2 * mi + h] = w.sum[2 * mi + h] * mine[h] + s.y * theirs[h];
+        w.ref[2 * mi + h] = now;
+      }
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        float *x = w.o[mi][n];
+        const float4 y = buffer[(sender * NT + n) * GT + w.gtid];
+        x[0] = x[0] * mine[0] + y.x * theirs[0];
+        x[1] = x[1] * mine[0] + y.y * theirs[0];
+        x[2] = x[2] * mine[1] + y.z * theirs[1];
+        x[3] = x[3] * mine[1] + y.w * theirs[1];
+      }
     }
   }
 }
 
 template <class T, bool E4M3, class Tile, class Block>
-__device__ __forceinline__ void store_rows(const Block &w, bool whole, int split) {
+__device__ __forceinline__ void store_rows(const Block &w, int groups, int split) {
   constexpr int NT = Tile::D / 8;
   const eyas_attn &a = w.a;
   const Request r = load_request(a, blockIdx.z);
   const int per = a.num_q_heads / a.num_kv_heads, rows = r.num_queries * per;
-  const int head = blockIdx.x;
 #pragma unroll
   for (int i = 0; i < 2 * Tile::MI; ++i) {
+    if (w.group != owner_of(i >> 1, groups)) continue;
     const float total = quad_sum(w.sum[i]);
     const int row = w.row_of(i);
-    const float inv = total > 0.f ? 1.f / total : 0.f;
+    const float inv = total > 0.f ? __fdividef(1.f, total) : 0.f;
     const float lse2 = total > 0.f ? w.ref[i] + log2f(total) : -INFINITY;
-    float largest = 0.f;
-    if (!whole) {
-#pragma unroll
-      for (int n = 0; n < NT; ++n) {
-        const float2 x = output_pair<E4M3>(w.o, i, n);
-        largest = fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y)));
-      }
-      largest = quad_max(largest) * inv;
-    }
-    if (row >= rows) continue;
-    const int t = row / per, h = head * per + row % per;
-    if (whole) {
+    const int t = row / per, h = blockIdx.x * per + row - t * per;
+    if (a.num_splits == 1) {
+      if (row >= rows) continue;
       const float f = inv * a.v_scale;
       uint16_t *out = (uint16_t *)a.out + (r.first_query + t) * a.out_stride_token + h * a.out_stride_head;
 #pragma unroll
@@ -96,17 +91,25 @@ __device__ __forceinline__ void store_rows(const Block &w, bool whole, int split
         *(uint32_t *)(out + output_column<E4M3>(n, w.lane)) = Math<T>::pack(x.x * f, x.y * f);
       }
       if (a.lse && (w.lane & 3) == 0) a.lse[(int64_t)(r.first_query + t) * a.num_q_heads + h] = lse2 * kLn2;
-    } else {
-      const int64_t at = ((int64_t)split * a.batch + blockIdx.z) * a.max_tree * a.num_q_heads + (int64_t)t * a.num_q_heads + h;
-      const float f = largest > 0.f ? inv / largest : 0.f;
-      __half *out = w.p.part_out + at * Tile::D;
-#pragma unroll
-      for (int n = 0; n < NT; ++n) {
-        const float2 x = output_pair<E4M3>(w.o, i, n);
-        *(uint32_t *)(out + output_column<E4M3>(n, w.lane)) = Math<Fp16>::pack(x.x * f, x.y * f);
-      }
-      if ((w.lane & 3) == 0) w.p.part_stat[at] = make_float2(lse2, largest);
+      continue;
     }
+    float largest = 0.f;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float2 x = output_pair<E4M3>(w.o, i, n);
+      largest = fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y)));
+    }
+    largest = quad_max(largest);
+    if (row >= rows) continue;
+    const int64_t at = (((int64_t)split * a.batch + blockIdx.z) * a.max_tree + t) * a.num_q_heads + h;
+    const float f = largest > 0.f ? 1.f / largest : 0.f;
+    __half *out = w.p.part_out + at * Tile::D;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float2 x = output_pair<E4M3>(w.o, i, n);
+      *(uint32_t *)(out + output_column<E4M3>(n, w.lane)) = Math<Fp16>::pack(x.x * f, x.y * f);
+    }
+    if ((w.lane & 3) == 0) w.p.part_stat[at] = make_float2(lse2, largest * inv);
   }
 }
 
@@ -139,6 +142,8 @@ __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ Att
   const int r8 = w.lane & 7, b3 = (w.lane >> 3) & 1, b4 = w.lane >> 4;
   w.value_lane = Tile::KeyRows::offset(b3 * 8 + r8, b4);
   w.key_lane = E4M3 ? w.value_lane : Tile::KeyRows::offset(b4 * 8 + r8, b3);
+  w.load_queries(smem, r, blockIdx.x);
+  copy_commit();
 #pragma unroll
   for (int i = 0; i < 2 * Tile::MI; ++i) w.ref[i] = kNoMax, w.sum[i] = 0.f;
 #pragma unroll
@@ -152,12 +157,10 @@ __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ Att
     w.ring[i] = w.ring_entry(pos < w.kv_len ? w.index[index_entry(a, pos)] : 0, pos);
   }
   prefetch_index(a, w.index, span.first * Tile::BN, min(w.kv_len, (span.first + span.count) * Tile::BN));
-  w.load_queries(smem, r, blockIdx.x);
-  copy_commit();
   __syncthreads();
   w.walk(span, groups, stages);
   if (groups > 1) merge_groups<Tile>(w, groups, smem);
-  if (w.group == 0) store_rows<T, E4M3, Tile>(w, a.num_splits == 1, split);
+  store_rows<T, E4M3, Tile>(w, groups, split);
 }
 
 }  // namespace eyas

@@ -9,11 +9,7 @@
 namespace eyas {
 namespace {
 
-constexpr int kMaxVectors = 16, kMaxThreads = 512;
-#ifndef EYAS_GV
-#define EYAS_GV 7
-#endif
-constexpr int kVectorsWanted = EYAS_GV;  // 16-byte vectors a thread may hold
+constexpr int kMaxVectors = 16, kMaxThreads = 512;  // 16-byte vectors a thread may hold
 
 template <class T> __device__ __forceinline__ void unpack8(float (&x)[8], uint4 v) {
   const uint32_t w[4] = {v.x, v.y, v.z, v.w};
@@ -219,7 +215,7 @@ extern "C" int eyas_hidden_gather(const eyas_gather *given) {
   const bool row = g.norm == 2 || (g.out_dtype == EYAS_E4M3 && g.row_scale);
   const int vectors = row ? g.num_sources * g.width / 8 : g.width / 8;
   int threads = 128;
-  while (threads < kMaxThreads && (vectors + threads - 1) / threads > kVectorsWanted) threads += 128;
+  while (threads < kMaxThreads && (vectors + threads - 1) / threads > (plain ? 7 : 4)) threads += 128;
   const int n = (vectors + threads - 1) / threads;
   if (n > kMaxVectors) return EYAS_BAD_WIDTH;
   const bool bf16 = g.in_dtype == EYAS_BF16;

@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1) mla_kernel(const __grid_cons
   w.p_smem = smem_address(at);
   at += Tile::P_BYTES;
   w.exchange = (float4 *)at;
+  w.exchange_smem = smem_address(at);
   at += Tile::X_BYTES;
   w.row_ref = (float *)at;
   w.row_stat = w.row_ref + Tile::BM;
@@ -111,7 +112,9 @@ __global__ void __launch_bounds__(Tile::THREADS, 1) mla_kernel(const __grid_cons
 
   const int r8 = w.lane & 7, b3 = (w.lane >> 3) & 1, b4 = w.lane >> 4;
   w.query_at = smem_address(smem) + Tile::QueryRows::offset(w.rows4 * 32 + (w.lane & 15), 2 * w.ks + b4);
-  w.weight_at = w.p_smem + Tile::WeightRows::offset(w.rows4 * 32 + (w.lane & 15), b4);
+  w.weight_at = Tile::IN_PLACE
+                    ? w.exchange_smem + w.rows4 * Tile::TS * Tile::KS * Tile::X_BLOCK + Tile::WeightRows::offset(w.lane & 15, b4)
+                    : w.p_smem + Tile::WeightRows::offset(w.rows4 * 32 + (w.lane & 15), b4);
   w.key_lane = E4M3 ? Tile::KeyRows::offset(w.ts * Tile::TW + (w.lane >> 3) * 8 + r8, w.ks)
                     : Tile::KeyRows::offset(w.ts * Tile::TW + b4 * 8 + r8, 2 * w.ks + b3);
   w.value_lane = Tile::KeyRows::offset(b3 * 8 + r8, b4) + w.warp * (E4M3 ? 128 : 256);

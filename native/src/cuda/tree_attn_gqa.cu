@@ -15,21 +15,29 @@ const GqaShape *shapes_of(const eyas_attn &a, int *count) {
   }
 }
 
-// The smallest row tile that holds all packed rows, or the largest there is.
-const GqaShape *shape_for(const eyas_attn &a) {
+// The smallest row tile that holds all packed rows, or the largest there is; of its key tiles the first that leaves room for
+// two stages of a full block.
+const GqaShape *shape_for(const eyas_attn &a, int smem_bytes) {
   int count = 0;
-  const GqaShape *shapes = shapes_of(a, &count);
+  const GqaShape *shapes = shapes_of(a, &count), *chosen = nullptr;
   const int rows = a.max_tree * (a.num_q_heads / a.num_kv_heads);
-  for (int i = 0; shapes && i < count; ++i)
-    if (a.row_tile ? shapes[i].row_tile == a.row_tile : shapes[i].row_tile >= rows || i + 1 == count) return shapes + i;
-  return nullptr;
+  for (int i = 0; shapes && i < count; ++i) {
+    const GqaShape &s = shapes[i];
+    if (a.row_tile ? s.row_tile != a.row_tile : s.row_tile < rows && s.row_tile != shapes[count - 1].row_tile) continue;
+    if (chosen && s.row_tile != chosen->row_tile) break;
+    if (a.key_tile && s.tile != a.key_tile) continue;
+    chosen = &s;
+    if (s.smem_bytes(256 / s.group_threads, 2) <= smem_bytes) break;
+  }
+  return chosen;
 }
 
 int fill_plan(eyas_attn *a, const GqaShape &shape, int sm_count, int smem_bytes) {
   a->row_tile = shape.row_tile;
+  a->key_tile = shape.tile;
   const int most = a->groups ? a->groups : 256 / shape.group_threads, least = a->groups ? a->groups : 1;
   for (int groups = most; groups >= least; groups /= 2) {
-    for (int stages = a->stages ? a->stages : 3; stages >= 2; --stages) {
+    for (int stages = a->stages ? a->stages : shape.tile >= 64 ? 2 : 3; stages >= 2; --stages) {
       if (shape.smem_bytes(groups, stages) > smem_bytes) {
         if (a->stages) break;
         continue;
@@ -66,8 +74,8 @@ extern "C" int eyas_tree_attn_gqa_plan(eyas_attn *a, int sm_count, int smem_byte
     if (sm_count) d.sm_count = sm_count;
     if (smem_bytes) d.smem_bytes = smem_bytes;
   }
-  const GqaShape *shape = shape_for(*a);
-  if (!shape) return a->row_tile ? EYAS_BAD_CONFIG : EYAS_BAD_HEAD_DIM;
+  const GqaShape *shape = shape_for(*a, d.smem_bytes);
+  if (!shape) return a->row_tile || a->key_tile ? EYAS_BAD_CONFIG : EYAS_BAD_HEAD_DIM;
   return fill_plan(a, *shape, d.sm_count, d.smem_bytes);
 }
 
@@ -82,7 +90,7 @@ extern "C" int eyas_tree_attn_gqa(const eyas_attn *given) {
   if (e) return e;
   if (a.workspace_bytes && (!given->workspace || !aligned16(given->workspace) || given->workspace_bytes < a.workspace_bytes))
     return EYAS_BAD_WORKSPACE;
-  const GqaShape *shape = shape_for(a);
+  const GqaShape *shape = shape_for(a, 0);
   const int threads = a.groups * shape->group_threads;
   const int row_tiles = (a.max_tree * (a.num_q_heads / a.num_kv_heads) + shape->row_tile - 1) / shape->row_tile;
   if (a.groups < 1 || threads > 256 || a.num_splits * row_tiles > 65535) return EYAS_BAD_CONFIG;

@@ -23,7 +23,7 @@ template <bool E4M3, int D_, int MI_, int WR_, int BN_, int QREG_ = D_ / 16> str
   static constexpr int Q_BYTES = BM * D * 2;
   static constexpr int smem_bytes(int groups, int stages) {
     const int ring = Q_BYTES + groups * stages * (STAGE + BN * 8);
-    const int merge = (groups - 1) * GT * (MI * D / 8 * 16 + MI * 16);
+    const int merge = (groups - 1) * GT * MI * (D / 8 * 16 + 16);
     return ring > merge ? ring : merge;
   }
 };
@@ -178,8 +178,8 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
     }
   }
 
-  // Scores to probabilities relative to the reference, packed as the A operand of the second product.
-  __device__ __forceinline__ void soften(float (&s)[MI][2][4], uint32_t (&pa)[MI][4]) {
+  // Makes sure no score exceeds its row's reference by more than kLazyMax.
+  __device__ __forceinline__ void check_reference(const float (&s)[MI][2][4]) {
     float largest[MI * 2], over = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 2 * MI; ++i) {
@@ -188,6 +188,10 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
       over = fmaxf(over, fmaf(largest[i], p.scale_log2, -ref[i]));
     }
     if (__any_sync(0xffffffffu, over > kLazyMax)) raise_reference(largest);
+  }
+
+  // Scores to probabilities relative to the reference, packed as the A operand of the second product.
+  __device__ __forceinline__ void soften(const float (&s)[MI][2][4], uint32_t (&pa)[MI][4]) {
 #pragma unroll
     for (int i = 0; i < 2 * MI; ++i) {
       const int mi = i >> 1, h = i & 1;
@@ -232,14 +236,30 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
     }
   }
 
-  __device__ __forceinline__ void consume(uint32_t base, int key) {
-    const bool masked = key + BN > mask_from || key < mask_below;
+  // One tile whose keys every query sees. The next 16 keys' scores are started before these 16 keys' exponentials, which fill
+  // the tensor cores' latency.
+  __device__ __forceinline__ void consume(uint32_t base) {
+    float s[2][MI][2][4];
+    scores(s[0], base + key_lane);
+#pragma unroll
+    for (int i = 0; i < BN / 16; ++i) {
+      check_reference(s[i & 1]);
+      if (i + 1 < BN / 16) scores(s[(i + 1) & 1], base + 16 * (i + 1) * Tile::ROW + key_lane);
+      uint32_t pa[MI][4];
+      soften(s[i & 1], pa);
+      add_values(pa, base + (BN + 16 * i) * Tile::ROW + value_lane);
+    }
+  }
+
+  // One tile at the tree or at a window's edge: a handful per request.
+  __device__ __forceinline__ void consume_masked(uint32_t base, int key) {
 #pragma unroll 1
     for (int tok = 0; tok < BN; tok += 16) {
       float s[MI][2][4];
       uint32_t pa[MI][4];
       scores(s, base + tok * Tile::ROW + key_lane);
-      if (masked) apply_mask(s, key + tok);
+      apply_mask(s, key + tok);
+      check_reference(s);
       soften(s, pa);
       add_values(pa, base + (BN + tok) * Tile::ROW + value_lane);
     }
@@ -247,30 +267,32 @@ template <class T, bool E4M3, class Tile> struct GqaBlock {
 
   __device__ __forceinline__ void walk(const Span &span, int groups, int stages) {
     constexpr int kShare = BN / Tile::WR;  // ring entries a warp looks after
-    const int mine = (span.count - group + groups - 1) / groups;  // tiles of this group
-    const int first = (span.first + group) * BN, step = groups * BN, entry_row = warp * kShare + lane;
+    const int step = groups * BN;
+    int left = (span.count - group + groups - 1) / groups;  // tiles of this group
+    int key = (span.first + group) * BN, stage = 0;
 #pragma unroll 1
     for (int i = 0; i < stages - 1; ++i) {
-      if (i < mine) issue(i);
+      if (i < left) issue(i);
       copy_commit();
     }
     if (stages == 2) copy_wait<1>();
     else copy_wait<2>();
     __syncthreads();  // the queries have arrived
     read_queries();
-    int stage = 0, ahead = stages - 1;
 #pragma unroll 1
-    for (int i = 0; i < mine; ++i) {
+    for (; left > 0; --left, key += step) {
       copy_wait_oldest(stages);
       group_barrier(1 + group, GT);
-      if (i + stages - 1 < mine) issue(ahead);
+      if (left >= stages) issue(stage == 0 ? stages - 1 : stage - 1);
       copy_commit();
-      const int key = first + i * step, later = key + stages * step + entry_row;
-      const bool more = lane < kShare && i + stages < mine;
-      const int entry = more && later < kv_len ? index[index_entry(a, later)] : 0;  // used after the tile's work
-      consume(stage_smem + stage * Tile::STAGE, key);
-      if (more) ring[stage * BN + entry_row] = ring_entry(entry, later);
-      ahead = stage;
+      // The index entry of the tile after those in flight: asked for now, used after this tile's work.
+      const int later = key + stages * step + warp * kShare + lane;
+      const bool more = lane < kShare && left > stages;
+      const int entry = more && later < kv_len ? index[index_entry(a, later)] : 0;
+      const uint32_t base = stage_smem + stage * Tile::STAGE;
+      if (key + BN > mask_from || key < mask_below) consume_masked(base, key);
+      else consume(base);
+      if (more) ring[stage * BN + warp * kShare + lane] = ring_entry(entry, later);
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
   }

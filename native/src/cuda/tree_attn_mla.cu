@@ -1,6 +1,7 @@
 // Host side of tree_attn_mla: checks, choice of tile and splits, launch.
 #include "host.h"
 #include "mla_kernel.cuh"
+#include "tiles.cuh"
 
 namespace eyas {
 namespace {
@@ -18,23 +19,19 @@ template <class T, bool E4M3, class Tile> constexpr MlaShape shape(int stages) {
   return {Tile::BM, Tile::BN, Tile::THREADS, stages, Tile::smem_bytes, launch_mla<T, E4M3, Tile>};
 }
 
-// 64 rows want 227 KB of shared memory (9.0, 10.x), 32 rows fit in 99 KB (8.6, 8.9, 12.x).
-using Large = MlaTile<false, 2, 2, 2, 32, 4>;
-using Small = MlaTile<false, 1, 1, 4, 16, 0>;
-using LargeE4m3 = MlaTile<true, 2, 2, 2, 32, 0>;
-using SmallE4m3 = MlaTile<true, 1, 1, 4, 32, 0>;
-static_assert(Small::smem_bytes(3) <= kDeviceSmem && SmallE4m3::smem_bytes(2) <= kDeviceSmem);
-
 template <class T> const MlaShape *shapes(bool e4m3) {
-  static constexpr MlaShape plain[2] = {shape<T, false, Large>(2), shape<T, false, Small>(3)};
-  static constexpr MlaShape narrow[2] = {shape<T, true, LargeE4m3>(3), shape<T, true, SmallE4m3>(2)};
+  static constexpr MlaShape plain[2] = {shape<T, false, MlaRows64>(kMlaStages), shape<T, false, MlaRows32>(kMlaSmallStages)};
+  static constexpr MlaShape narrow[2] = {shape<T, true, MlaRows64E4m3>(kMlaE4m3Stages),
+                                         shape<T, true, MlaRows32E4m3>(kMlaSmallE4m3Stages)};
   return e4m3 ? narrow : plain;
 }
 
 const MlaShape *shape_for(const eyas_attn &a, int smem_bytes) {
   const MlaShape *s = a.q_dtype == EYAS_BF16 ? shapes<Bf16>(a.kv_dtype == EYAS_E4M3) : shapes<Fp16>(a.kv_dtype == EYAS_E4M3);
   for (int i = 0; i < 2; ++i)
-    if (s[i].smem_bytes(a.stages ? a.stages : s[i].stages) <= smem_bytes && (!a.row_tile || a.row_tile == s[i].row_tile)) return s + i;
+    if (s[i].smem_bytes(a.stages ? a.stages : s[i].stages) <= smem_bytes && (!a.row_tile || a.row_tile == s[i].row_tile) &&
+        (!a.key_tile || a.key_tile == s[i].tile))
+      return s + i;
   return nullptr;
 }
 
@@ -59,6 +56,7 @@ extern "C" int eyas_tree_attn_mla_plan(eyas_attn *a, int sm_count, int smem_byte
   const MlaShape *s = shape_for(*a, d.smem_bytes);
   if (!s) return EYAS_BAD_CONFIG;
   a->row_tile = s->row_tile;
+  a->key_tile = s->tile;
   a->groups = 1;
   if (!a->stages) a->stages = s->stages;
   const int row_tiles = (a->max_tree * a->num_q_heads + s->row_tile - 1) / s->row_tile;

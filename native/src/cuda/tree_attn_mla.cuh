@@ -19,11 +19,14 @@ template <bool E4M3, int R_, int TS_, int KS_, int TW_, int QR_> struct MlaTile 
   static constexpr int ROW = E4M3 ? DK : 2 * DK, CHUNKS = ROW / 16, QCHUNKS = 2 * KS * QSTEPS;
   using KeyRows = Rows<CHUNKS>;
   using QueryRows = Rows<QCHUNKS>;
-  using WeightRows = Rows<BN / 8>;
+  using WeightRows = Rows<(KS == 2 ? TW : BN) / 8>;
   static constexpr int SLOTS = TS * (NT / UNITS);               // warps that share a row's keys
   static constexpr int STAGE = BN * ROW;
-  static constexpr int Q_BYTES = BM * QCHUNKS * 16, P_BYTES = BM * BN * 2;
-  static constexpr int X_BYTES = R * TS * KS * (KS - 1) * UNITS * 512;
+  // Probabilities: with KS = 2 a warp finishes 16 whole rows of its keys and leaves them where it read its exchanged scores,
+  // else they have an array of their own.
+  static constexpr bool IN_PLACE = KS == 2;
+  static constexpr int X_BLOCK = (KS - 1) * UNITS * 512, X_BYTES = R * TS * KS * X_BLOCK;
+  static constexpr int Q_BYTES = BM * QCHUNKS * 16, P_BYTES = IN_PLACE ? 0 : BM * BN * 2;
   static constexpr int STAT_BYTES = BM * 4 * (1 + 4) + 16;      // reference, 4 per-warp statistics, flags
   static constexpr int smem_bytes(int stages) { return Q_BYTES + P_BYTES + X_BYTES + STAT_BYTES + stages * (STAGE + BN * 8); }
   static_assert(TS * KS == 4 && UNITS <= NT && (!E4M3 || (TW == 32 && QR == 0)));
@@ -38,7 +41,7 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
   int kv_len, mask_from, mask_below;            // as in GqaBlock
   int lane, warp, rows4, ts, ks;                // rows4: row group; warp: 0..3 in it
   const int32_t *index;
-  uint32_t p_smem, stage_smem;
+  uint32_t stage_smem, exchange_smem, p_smem;
   uint32_t query_at, weight_at;                 // this lane's ldmatrix addresses, and offsets in a stage
   uint32_t key_lane, value_lane;
   float4 *exchange;
@@ -184,16 +187,18 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
 
   __device__ __forceinline__ void write_probabilities(const float (&own)[UNITS][4]) {
     const int n0 = ks * UNITS % NT;
+    __syncwarp();  // in place: the scores have been read
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = rows4 * 32 + own_mi() * 16 + h * 8 + (lane >> 2);
+      const int row = (Tile::IN_PLACE ? 0 : rows4 * 32 + own_mi() * 16) + h * 8 + (lane >> 2);
+      const uint32_t block = Tile::IN_PLACE ? exchange_smem + ((rows4 * Tile::TS + ts) * Tile::KS + ks) * Tile::X_BLOCK : p_smem;
 #pragma unroll
       for (int j = 0; j < UNITS; ++j) {
         const float x = exp2_fast(fmaf(own[j][2 * h], p.scale_log2, -ref[h]));
         const float y = exp2_fast(fmaf(own[j][2 * h + 1], p.scale_log2, -ref[h]));
         sum[h] += x + y;
-        const int chunk = ts * (TW / 8) + n0 + j;
-        const uint32_t at = p_smem + Tile::WeightRows::offset(row, chunk) + 4 * (lane & 3);
+        const int chunk = (Tile::IN_PLACE ? 0 : ts * (TW / 8)) + n0 + j;
+        const uint32_t at = block + Tile::WeightRows::offset(row, chunk) + 4 * (lane & 3);
         asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(at), "r"(M::pack(x, y)) : "memory");
       }
     }
@@ -260,7 +265,8 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
       uint32_t pa[2][4];
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi)
-        ldmatrix4(pa[mi], Tile::WeightRows::along(weight_at, tok / 8) + mi * 16 * Tile::WeightRows::BYTES);
+        ldmatrix4(pa[mi], Tile::IN_PLACE ? Tile::WeightRows::along(weight_at, tok % TW / 8) + (tok / TW * Tile::KS + mi) * Tile::X_BLOCK
+                                         : Tile::WeightRows::along(weight_at, tok / 8) + mi * 16 * Tile::WeightRows::BYTES);
 #pragma unroll
       for (int j = 0; j < (E4M3 ? 4 : 8); ++j) {
         uint32_t vb[4];

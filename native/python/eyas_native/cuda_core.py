@@ -1,0 +1,112 @@
+"""What the CUDA wrappers share: finding the library, argument checks, error codes, streams. Callers use `eyas_native.cuda`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from ctypes import CDLL
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from eyas_native import cuda_abi as abi
+from eyas_native.errors import ArgumentError
+
+Tensor = Any  # a torch tensor, taken by what it offers: data_ptr, shape, stride, dtype, device
+
+MATH = ("bfloat16", "float16")
+DTYPE = {"bfloat16": abi.BF16, "float16": abi.FP16, "float8_e4m3fn": abi.E4M3}
+
+
+class LaunchError(RuntimeError):
+    """The driver refused a launch; the text holds its reason."""
+
+
+def library_path() -> Path:
+    """Where the library is looked for: `EYAS_CUDA_LIBRARY`, else beside this file."""
+    return Path(os.environ.get("EYAS_CUDA_LIBRARY") or Path(__file__).with_name("libeyas_cuda.so"))
+
+
+@cache
+def library() -> CDLL:
+    return abi.load(library_path())
+
+
+def status() -> str:
+    """`available`, or the reason why the kernels cannot be used in this process."""
+    try:
+        library()
+    except OSError as error:
+        return str(error)
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.cuda.is_available():
+        return "no CUDA device"
+    return "available"
+
+
+def dtype_name(t: Tensor) -> str:
+    return str(t.dtype).rsplit(".", 1)[-1]
+
+
+def pointer(t: Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
+
+
+def current_stream(stream: int | None) -> int:
+    if stream is not None:
+        return stream
+    torch = sys.modules["torch"]  # the caller's tensors come from it
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def run(name: str, *args: Any) -> None:
+    """Calls the library.
+
+    Raises:
+        ArgumentError: the library refused an argument.
+        LaunchError: the driver refused the launch.
+    """
+    code = getattr(library(), name)(*args)
+    if code == 0:
+        return
+    text = library().eyas_cuda_error_text(code).decode()
+    if code >= 1000:
+        raise ArgumentError(name, "an argument the kernel cannot take", text)
+    raise LaunchError(f"{name}: {text} (cudaError {code})")
+
+
+class Faults:
+    """Collects what is wrong with a call's arguments, so that all of it is reported at once."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        self.texts: list[str] = []
+
+    def need(self, true: object, text: str) -> bool:
+        if not true:
+            self.texts.append(text)
+        return bool(true)
+
+    def tensor(self, name: str, t: Tensor, dtypes: Sequence[str], dims: Sequence[int | None] | None = None) -> bool:
+        """Checks device, dtype, shape (None: any size) and a packed last axis."""
+        if not self.need(hasattr(t, "data_ptr"), f"{name} is a {type(t).__name__}, wanted a torch tensor"):
+            return False
+        good = self.need(t.device.type == "cuda", f"{name} is on {t.device}, wanted a CUDA device")
+        kind, shape = dtype_name(t), tuple(t.shape)
+        good &= self.need(kind in dtypes, f"{name} is {kind}, wanted {' or '.join(dtypes)}")
+        if dims is not None:
+            fits = len(shape) == len(dims) and all(d is None or s == d for s, d in zip(shape, dims, strict=True))
+            wanted = ", ".join("any" if d is None else str(d) for d in dims)
+            good &= self.need(fits, f"{name} has shape {list(shape)}, wanted [{wanted}]")
+        packed = not shape or shape[-1] <= 1 or t.stride(-1) == 1
+        return self.need(packed, f"{name} is not packed in its last axis") and good
+
+    def contiguous(self, **tensors: Tensor) -> None:
+        for name, t in tensors.items():
+            self.need(t is None or t.is_contiguous(), f"{name} is not contiguous")
+
+    def check(self) -> None:
+        """Raises ArgumentError if anything was wrong."""
+        if self.texts:
+            raise ArgumentError(self.call, "; ".join(self.texts), "arguments as its docstring gives them")
