@@ -63,6 +63,4 @@ def engine_environment(config: ServeConfig, status_dir: Path, cores: list[int],
         ranks = [cores[i * share % len(cores):i * share % len(cores) + share] for i in range(config.tp)]
         environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, rank)) for rank in ranks)
         environment.setdefault("OMP_NUM_THREADS", str(share))
-        # libgomp would spin for milliseconds at each of some hundred barriers a step: ruin on a machine with other work
-        environment.setdefault("GOMP_SPINCOUNT", "5000")
     return environment
