@@ -44,7 +44,7 @@ def draw(out: Path, picture: Path) -> None:
     served = {name: json.loads((out / f"served_{name}.json").read_text(encoding="utf-8"))
               for name in ("tree", "chain")}
     _positions(axes[1, 0], served)
-    _speed(axes[1, 1], result)
+    _speed(axes[1, 1], json.loads((out / "served_speed.json").read_text(encoding="utf-8")))
     figure.suptitle(f"{result['target']} with an EAGLE-3 draft trained on {result['train_tokens']:,} tokens, "
                     f"served by {result['engine']['name']} {result['engine']['version']} on "
                     f"{result['machine']['cores']} CPU cores", fontweight="bold")
@@ -83,7 +83,7 @@ def _lengths(axis: Any, result: dict[str, Any]) -> None:
         axis.bar_label(bars, fmt="%.2f", padding=2)
     axis.axhline(1, color=INK, lw=0.8, ls=":")
     axis.text(1.45, 1.02, "nothing accepted", ha="right", va="bottom", fontsize=8)
-    axis.set(title="Acceptance length (bonus token counted), held-out prompts", xticks=(0, 1), xticklabels=names,
+    axis.set(title="Acceptance length, held out (bonus counted)", xticks=(0, 1), xticklabels=names,
              ylim=(0, max(served + reference) * 1.25))
     axis.legend(frameon=False, loc="upper right", ncols=2)
 
@@ -96,8 +96,10 @@ def _positions(axis: Any, served: dict[str, Any]) -> None:
     axis.legend(frameon=False)
 
 
-def _speed(axis: Any, result: dict[str, Any]) -> None:
-    values = (result["baseline_tokens_per_second"], result["served_tokens_per_second"])
+def _speed(axis: Any, speed: dict[str, Any]) -> None:
+    values, settings = (speed["baseline_tokens_per_second"], speed["tokens_per_second"]), speed["config"]
     bars = axis.barh(("without draft", "with draft"), values, color=(GREY, BLUE), height=0.5)
     axis.bar_label(bars, fmt="%.1f tok/s", padding=3)
-    axis.set(title=f"Speed in bf16: {values[1] / values[0]:.2f} times", xlim=(0, max(values) * 1.25))
+    axis.set(title=f"Speed, tree, {settings['dtype']}, {settings['concurrency']} at a time: "
+             f"{values[1] / values[0]:.2f} times",
+             xlim=(0, max(values) * 1.25))
