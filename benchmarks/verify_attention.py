@@ -1,10 +1,11 @@
-"""Times the CUDA kernels against the card's ceilings and against SGLang's Triton kernel, FlashInfer and torch, in one run.
+"""Times the CUDA kernels against the card's ceilings, SGLang's Triton kernel, FlashInfer and torch, in one run.
 
     python benchmarks/verify_attention.py --out benchmarks/results/verify_attention.json
 
-Needs a CUDA device, nvcc (for ceilings.cu), triton and, for the baselines, sglang and flashinfer; what cannot be imported is
-named in the result. Every number is the median of `triton.testing.do_bench`, which empties the L2 cache before each call.
-Trees are random, KV slots scattered. `fraction_of_read`: bytes of keys and values over time and over the read ceiling.
+Needs a CUDA device, nvcc (for ceilings.cu), triton and, for the baselines, sglang and flashinfer; what cannot be
+imported is named in the result. Every number is the median of `triton.testing.do_bench`, which empties the L2 cache
+before each call. Trees are random, KV slots scattered. `fraction_of_read`: bytes of keys and values over time and over
+the read ceiling.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import Any
 
 import torch
 import triton
-from eyas_native import cuda
 from triton.testing import do_bench
+
+from eyas_native import cuda
 
 DEVICE = "cuda"
 GQA = [(1, 8192, 16), (1, 32768, 16), (1, 32768, 64), (1, 131072, 16), (8, 8192, 16), (1, 131072, 4), (1, 32768, 4)]
@@ -40,8 +42,8 @@ def ceilings(build: Path) -> dict[str, float]:
     library = build / "ceilings.so"
     source = Path(__file__).with_name("ceilings.cu")
     major, minor = torch.cuda.get_device_capability()
-    command = ["nvcc", "-O3", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run(command, check=True)
+    options = ["-O3", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC"]
+    subprocess.run(["nvcc", *options, str(source), "-o", str(library)], check=True)
     lib, size = ctypes.CDLL(str(library)), 2**31
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     x = torch.empty(size // 4, device=DEVICE).normal_()
@@ -111,10 +113,11 @@ class Case:
             out[:, h * group : (h + 1) * group] = torch.einsum("tgl,ld->tgd", s.softmax(-1), v)
         return out
 
-    def measure(self, impl: str, call: Callable[[], object], out: torch.Tensor | None, kv_bytes: int | None = None) -> None:
+    def measure(self, impl: str, call: Callable[[], object], out: torch.Tensor | None, kv_bytes: int = 0) -> None:
         call()
         torch.cuda.synchronize()
-        row: dict[str, Any] = {"case": self.name, "impl": impl, "us": median_us(call), "kv_bytes": kv_bytes or self.kv_bytes}
+        row: dict[str, Any] = {"case": self.name, "impl": impl, "us": median_us(call)}
+        row["kv_bytes"] = kv_bytes or self.kv_bytes
         if out is not None and self.reference is not None:
             row["error"] = float((out[: self.t].float() - self.reference).norm() / self.reference.norm())
         row["tflops"] = self.flop / row["us"] * 1e-6
@@ -140,7 +143,7 @@ class Case:
             else cuda.prepare_gqa(self.q, k, v, out, index, lens, **options)
         )
         stream = torch.cuda.current_stream().cuda_stream
-        self.measure(impl, lambda: call(stream), None if e4m3 else out, self.kv_bytes // 2 if e4m3 else None)
+        self.measure(impl, lambda: call(stream), None if e4m3 else out, self.kv_bytes // 2 if e4m3 else 0)
         self.rows[-1]["plan"] = plan
 
     def sglang(self, extend: Callable[..., object]) -> None:
@@ -153,7 +156,8 @@ class Case:
         mask = self.full_mask().flatten().repeat(b)
         mask_start = torch.arange(0, mask.numel() + 1, t * (length + t), device=DEVICE)
         self.measure("sglang_triton", lambda: extend(
-            self.q, k, v, out, self.k, self.v, q_start, kv_start, prefix, mask, True, mask_start, t, 1.0, 1.0, sm_scale=self.scale
+            self.q, k, v, out, self.k, self.v, q_start, kv_start, prefix, mask, True, mask_start, t, 1.0, 1.0,
+            sm_scale=self.scale,
         ), out)  # fmt: skip
 
     def flashinfer(self, flashinfer: Any) -> None:
@@ -214,6 +218,7 @@ def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
     for size in GQA:
         case = Case("gqa64/8-d128", (64, 8), (128, 128), size)
         case.eyas()
+        case.eyas("eyas_overlap", config=cuda.TileConfig(overlap=True))
         case.eyas("eyas_fp8_kv", e4m3=True)
         if size[2] > 4:
             case.eyas("eyas_sm120_tiles", config=small)
@@ -228,6 +233,7 @@ def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
         for size in MLA:
             case = Case(f"mla{heads}", (heads, 1), (576, 512), size)
             case.eyas()
+            case.eyas("eyas_overlap", config=cuda.TileConfig(overlap=True))
             case.eyas("eyas_fp8_kv", e4m3=True)
             case.eyas("eyas_sm120_tiles", config=small)
             if extend:
@@ -241,11 +247,16 @@ def gather_rows() -> list[dict[str, Any]]:
     for n in (64, 512, 4096):
         sources = [torch.randn(2 * n, 7168, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
         index = torch.randperm(2 * n, device=DEVICE)[:n]
-        out, weight = torch.empty(n, 3 * 7168, device=DEVICE, dtype=torch.bfloat16), torch.ones(3 * 7168, device=DEVICE).bfloat16()
+        out = torch.empty(n, 3 * 7168, device=DEVICE, dtype=torch.bfloat16)
+        weight = torch.ones_like(out[0])
+
+        def eyas(norm: str, s: Any = sources, i: Any = index, o: Any = out, w: Any = weight) -> None:
+            cuda.hidden_gather(s, i, o, norm=norm, weight=w)
+
         calls = {
-            "eyas": lambda s=sources, i=index, o=out: cuda.hidden_gather(s, i, o),
-            "eyas_norm_per_source": lambda s=sources, i=index, o=out, w=weight: cuda.hidden_gather(s, i, o, norm="per_source", weight=w),
-            "eyas_norm_whole": lambda s=sources, i=index, o=out, w=weight: cuda.hidden_gather(s, i, o, norm="whole", weight=w),
+            "eyas": lambda f=eyas: f("none"),
+            "eyas_norm_per_source": lambda f=eyas: f("per_source"),
+            "eyas_norm_whole": lambda f=eyas: f("whole"),
             "torch_cat": lambda s=sources, i=index: torch.cat([h[i] for h in s], -1),
         }
         for impl, call in calls.items():
@@ -254,8 +265,9 @@ def gather_rows() -> list[dict[str, Any]]:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):  # the launches alone, without Python
                 call()
-            rows.append({"case": f"gather3x7168-N{n}", "impl": impl, "us": median_us(graph.replay), "copy_bytes": n * 3 * 7168 * 4})
-            print(f"{rows[-1]['case']:28s} {impl:22s} {rows[-1]['us']:9.1f} us", flush=True)
+            us = median_us(graph.replay)
+            rows.append({"case": f"gather3x7168-N{n}", "impl": impl, "us": us, "copy_bytes": n * 3 * 7168 * 4})
+            print(f"{rows[-1]['case']:28s} {impl:22s} {us:9.1f} us", flush=True)
     return rows
 
 
@@ -275,12 +287,14 @@ def main() -> None:
             row["fraction_of_mma"] = row["tflops"] / top["mma_tflops"]
         else:
             row["fraction_of_copy"] = row["copy_bytes"] / row["us"] * 1e-3 / top["copy_gbps"]
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True)
     versions |= {"torch": torch.__version__, "cuda": str(torch.version.cuda), "triton": triton.__version__,
                  "driver": driver.stdout.strip(), "python": platform.python_version()}  # fmt: skip
     machine = torch.cuda.get_device_name()
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": machine, "versions": versions, "ceilings": top, "rows": rows}, indent=1) + "\n")
+    result = {"machine": machine, "versions": versions, "ceilings": top, "rows": rows}
+    out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,33 @@
-// The kernels an RTX 50 / RTX PRO Blackwell card (sm_120) would run, in one file for the compile-time gates of test_cuda_gates.py.
+// What test_cuda_gates.py compiles for sm_120 and reads: kernels of tiles.cuh, by GATE.
 #include "gqa_kernel.cuh"
 #include "mla_kernel.cuh"
+#include "tiles.cuh"
 
 using namespace eyas;
-#define GQA(...) \
-  template __global__ void eyas::gqa_kernel<Bf16, false, GqaTile<false, __VA_ARGS__>>(const __grid_constant__ AttnParams p); \
-  template __global__ void eyas::gqa_kernel<Bf16, true, GqaTile<true, __VA_ARGS__>>(const __grid_constant__ AttnParams p);
-#define MLA(E4M3, ...) template __global__ void eyas::mla_kernel<Bf16, E4M3, MlaTile<E4M3, __VA_ARGS__>>(const __grid_constant__ AttnParams p);
+#define GQA(TILE) \
+  template __global__ void eyas::gqa_kernel<Bf16, false, TILE<false>>(const __grid_constant__ AttnParams p); \
+  template __global__ void eyas::gqa_kernel<Bf16, true, TILE<true>>(const __grid_constant__ AttnParams p);
+#define MLA(E4M3, TILE) template __global__ void eyas::mla_kernel<Bf16, E4M3, TILE>(const __grid_constant__ AttnParams p);
 
-#ifdef GATE_SMEM
-// The shared memory of a tile as a static array, which ptxas checks against what the chip has (sm_120a: 101,376 bytes).
-__global__ void mirror(float *out) {
-  __shared__ char tile[GATE_SMEM];
+#if GATE == 1
+GQA(Gqa128Rows32)
+GQA(Gqa128Rows128Small)
+#elif GATE == 2
+GQA(Gqa64Rows128)
+MLA(false, MlaRows32)
+MLA(true, MlaRows32E4m3)
+#elif GATE == 3
+// The tiles' shared memory as a static array, which ptxas checks against what the chip has.
+template <int BYTES> __global__ void mirror(float *out) {
+  __shared__ char tile[BYTES];
   tile[threadIdx.x] = (char)threadIdx.x;
   __syncthreads();
-  out[threadIdx.x] = tile[GATE_SMEM - 1 - threadIdx.x];
+  out[threadIdx.x] = tile[BYTES - 1 - threadIdx.x];
 }
-#else
-GATE_KERNELS
+#define MIRROR(BYTES) template __global__ void mirror<(BYTES)>(float *);
+MIRROR(Gqa128Rows128Small<false>::smem_bytes(2, 2))
+MIRROR(MlaRows32::smem_bytes(kMlaSmallStages))
+#ifdef EXTRA
+MIRROR(EXTRA)
+#endif
 #endif

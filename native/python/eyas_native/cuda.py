@@ -1,8 +1,8 @@
 """The CUDA kernels, through ctypes over the C ABI of `libeyas_cuda.so` (`include/eyas/cuda_api.h`).
 
-Takes torch CUDA tensors by address; torch is not imported. Every call checks its arguments, reports all faults at once by the
-arguments' names, queues its work on torch's current stream and allocates nothing, so it may be captured in a CUDA graph. The
-library is looked for beside this file, or where `EYAS_CUDA_LIBRARY` points.
+Takes torch CUDA tensors by address; torch is not imported. Every call checks its arguments, reports all faults at once
+by the arguments' names, queues its work on torch's current stream and allocates nothing, so it may be captured in a CUDA
+graph. The library is looked for beside this file, or where `EYAS_CUDA_LIBRARY` points.
 """
 
 from eyas_native.cuda_attention import (
@@ -17,15 +17,13 @@ from eyas_native.cuda_attention import (
     tree_attn_mla,
 )
 from eyas_native.cuda_core import LaunchError, library_path, status
+from eyas_native.cuda_memory import NORMS, hidden_gather, kv_move
 from eyas_native.cuda_tree import (
     MASK_BITPACKED,
     MASK_FULL,
     MASK_QLEN_ONLY,
     MASK_WORDS,
-    NORMS,
     accept_commit,
-    hidden_gather,
-    kv_move,
     tree_build,
     verify_greedy,
     verify_target_only,

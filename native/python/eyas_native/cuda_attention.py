@@ -1,7 +1,7 @@
 """Tree attention on CUDA: checked calls over `libeyas_cuda.so`; callers use `eyas_native.cuda`.
 
-Shape letters: B requests, N queries of all requests together, T nodes of the largest tree, W = ceil(T / 32), H query heads,
-G KV heads, D head width, S token slots, P pages.
+Shape letters: B requests, N queries of all requests together, T nodes of the largest tree, W = ceil(T / 32), H query
+heads, G KV heads, D head width, S token slots, P pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TileConfig:
         groups: groups of warps per block that walk the keys independently (GQA).
         stages: key tiles in flight per group, 2 or 3.
         num_splits: parts the keys are cut into.
-        overlap: let the combining kernel start before the attention kernel has ended (compute capability 9.0 and above).
+        overlap: let the combining kernel start before the attention kernel has ended (9.0 and above).
         sm_count, smem_bytes: plan as if for a device with these; 101376 forces the shared memory of SM120.
     """
 
@@ -76,7 +76,7 @@ class Options(TypedDict, total=False):
 
 
 class Prepared:
-    """A checked launch that costs one C call: same tensors, contents read anew each time. Call it with a stream, or none."""
+    """A checked launch that costs one C call: same tensors, contents read anew. Call it with a stream, or none."""
 
     def __init__(self, kernel: str, arguments: abi.Attention, kept: object) -> None:
         self._kernel, self._arguments, self._kept = kernel, arguments, kept
@@ -166,19 +166,23 @@ def _prepare(
     batch = _check(kernel, q, k, v, out, index, lens, dk, dv, o)
     c, paged, mask, workspace = o.get("config") or TileConfig(), len(k.shape) == 4, o.get("mask"), o.get("workspace")
     a = abi.Attention(
-        struct_size=ctypes.sizeof(abi.Attention), q_dtype=DTYPE[dtype_name(q)], kv_dtype=DTYPE[dtype_name(k)], head_dim=dk,
+        struct_size=ctypes.sizeof(abi.Attention), q_dtype=DTYPE[dtype_name(q)], kv_dtype=DTYPE[dtype_name(k)],
+        head_dim=dk,
         q=pointer(q), out=pointer(out), lse=pointer(o.get("lse")), k=pointer(k), v=pointer(v),
         q_stride_token=q.stride(0), q_stride_head=q.stride(1),
         out_stride_token=out.stride(0), out_stride_head=out.stride(1),
         kv_stride_page=k.stride(0) if paged else 0, kv_stride_token=k.stride(-3), kv_stride_head=k.stride(-2),
         kv_index=pointer(index), index_rows=pointer(o.get("index_rows")), index_start=pointer(o.get("index_start")),
         index_stride=index.stride(0) if len(index.shape) == 2 else 0,
-        q_start=pointer(o.get("q_start")), seq_lens=pointer(lens), mask=pointer(mask), positions=pointer(o.get("positions")),
+        q_start=pointer(o.get("q_start")), seq_lens=pointer(lens), mask=pointer(mask),
+        positions=pointer(o.get("positions")),
         mask_stride_batch=0 if mask is None else mask.stride(0), mask_words=0 if mask is None else mask.shape[2],
         page_size=k.shape[1] if paged else 1, batch=batch, max_tree=o["max_tree"], num_q_heads=q.shape[1],
-        num_kv_heads=k.shape[-2], seq_lens_are_prefix=int(o.get("seq_lens_are_prefix", False)), window=o.get("window", 0),
+        num_kv_heads=k.shape[-2], seq_lens_are_prefix=int(o.get("seq_lens_are_prefix", False)),
+        window=o.get("window", 0),
         max_seq_len=o["max_seq_len"], scale=o["scale"], k_scale=o.get("k_scale", 1.0), v_scale=o.get("v_scale", 1.0),
-        num_splits=c.num_splits, groups=c.groups, stages=c.stages, row_tile=c.row_tile, key_tile=c.key_tile, flags=int(c.overlap),
+        num_splits=c.num_splits, groups=c.groups, stages=c.stages, row_tile=c.row_tile, key_tile=c.key_tile,
+        flags=int(c.overlap),
     )  # fmt: skip
     run(f"eyas_{kernel}_plan", ctypes.byref(a), c.sm_count, c.smem_bytes)
     a.workspace, a.workspace_bytes = pointer(workspace), 0 if workspace is None else workspace.shape[0]
@@ -200,12 +204,15 @@ def attention_plan(
     """
     c = config or TileConfig()
     a = abi.Attention(
-        struct_size=ctypes.sizeof(abi.Attention), q_dtype=DTYPE[dtype], kv_dtype=DTYPE[kv_dtype or dtype], head_dim=head_dim,
+        struct_size=ctypes.sizeof(abi.Attention), q_dtype=DTYPE[dtype], kv_dtype=DTYPE[kv_dtype or dtype],
+        head_dim=head_dim,
         batch=batch, max_tree=max_tree, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, window=window,
-        max_seq_len=max_seq_len, num_splits=c.num_splits, groups=c.groups, stages=c.stages, row_tile=c.row_tile, key_tile=c.key_tile,
+        max_seq_len=max_seq_len, num_splits=c.num_splits, groups=c.groups, stages=c.stages, row_tile=c.row_tile,
+        key_tile=c.key_tile,
     )  # fmt: skip
     run(f"eyas_tree_attn_{kind}_plan", ctypes.byref(a), c.sm_count, c.smem_bytes)
-    return {name: getattr(a, name) for name in ("num_splits", "groups", "stages", "row_tile", "key_tile", "workspace_bytes")}
+    chosen = ("num_splits", "groups", "stages", "row_tile", "key_tile", "workspace_bytes")
+    return {name: getattr(a, name) for name in chosen}
 
 
 def prepare_gqa(
@@ -225,7 +232,7 @@ def tree_attn_gqa(
 
     Args:
         q: bf16 or fp16 [N, H, D], D of 64, 96, 128, 192, 256. out: the same shape and dtype, written.
-        k, v: caches of q's dtype or e4m3, [S, G, D] (kv_index holds token slots) or [P, page_size, G, D] (it holds pages).
+        k, v: caches of q's dtype or e4m3, [S, G, D] (kv_index holds slots) or [P, page_size, G, D] (it holds pages).
         kv_index: i32 [rows, columns], or flat with index_start. Entries of keys below seq_lens must be valid.
         seq_lens: i64 [B] KV lengths, tree included unless seq_lens_are_prefix; read on the device.
         options: see Options.

@@ -1,4 +1,4 @@
-"""What the CUDA wrappers share: finding the library, argument checks, error codes, streams. Callers use `eyas_native.cuda`."""
+"""What the CUDA wrappers share: finding the library, argument checks, error codes, streams. See `eyas_native.cuda`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+"""The CUDA wrappers without a GPU: the struct mirrors, and errors that name the argument."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas_native import cuda, cuda_abi
+from eyas_native.errors import ArgumentError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["eyas_attn", "eyas_gather", "eyas_verify"])
+def test_structs_mirror_the_header(name: str, tmp_path: Path) -> None:
+    mirror = {"eyas_attn": cuda_abi.Attention, "eyas_gather": cuda_abi.Gather, "eyas_verify": cuda_abi.Verify}[name]
+    fields = [field[0] for field in mirror._fields_]
+    prints = "".join(f'printf("%zu ", offsetof({name}, {field}));' for field in fields)
+    source = tmp_path / "offsets.c"
+    headers = "".join(f"#include {h}\n" for h in ("<stddef.h>", "<stdio.h>", '"eyas/cuda_api.h"'))
+    source.write_text(f'{headers}int main() {{ {prints} printf("%zu", sizeof({name})); }}')
+    subprocess.run(["cc", f"-I{ROOT / 'native/include'}", str(source), "-o", str(tmp_path / "offsets")], check=True)
+    out = subprocess.run([str(tmp_path / "offsets")], capture_output=True, text=True, check=True).stdout
+    assert [int(x) for x in out.split()] == [*(getattr(mirror, f).offset for f in fields), ctypes.sizeof(mirror)]
+
+
+def test_every_fault_is_named_at_once() -> None:
+    q, out = torch.zeros(3, 8, 128, dtype=torch.float32), torch.zeros(3, 8, 64)
+    k = torch.zeros(16, 2, 128, dtype=torch.float64)
+    lens = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(ArgumentError) as error:
+        cuda.tree_attn_gqa(q, k, k, out, torch.zeros(1, 16), lens, max_tree=3, max_seq_len=16, scale=1.0)
+    text = str(error.value)
+    for part in ("q is on cpu", "q is float32", "k is float64", "seq_lens is int32"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_nodes": 0}, "num_nodes is 0"),
+        ({"num_nodes": 257}, "num_nodes is 257"),
+        ({"mask_mode": 4}, "mask_mode is 4"),
+        ({"topk": 0}, "topk, depth are 0, 2"),
+        ({"seq_lens": None}, "seq_lens is a NoneType"),
+    ],
+)
+def test_tree_build_names_the_argument(change: dict[str, object], named: str) -> None:
+    whole = torch.zeros(1, 4, dtype=torch.int64)
+    arguments = {
+        "parent_list": torch.zeros(1, 3, dtype=torch.int64), "selected_index": torch.zeros(1, 3, dtype=torch.int64),
+        "seq_lens": torch.zeros(1, dtype=torch.int64), "topk": 2, "depth": 2, "num_nodes": 4, "mask_mode": 3,
+        "tree_mask": torch.zeros(1, 4, 1, dtype=torch.int32), "positions": torch.zeros(4, dtype=torch.int64),
+        "retrive_index": whole, "retrive_next_token": whole, "retrive_next_sibling": whole,
+    }  # fmt: skip
+    with pytest.raises(ArgumentError, match=named):
+        cuda.tree_build(**(arguments | change))
+
+
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missing = tmp_path / "libeyas_cuda.so"
+    monkeypatch.setenv("EYAS_CUDA_LIBRARY", str(missing))
+    with pytest.raises(OSError, match="libeyas_cuda"):
+        cuda_abi.load(cuda.library_path())
