@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -48,6 +49,8 @@ DESCRIPTION = "Train, export, check and measure EAGLE-3 drafts. --config FILE.to
 
 
 def _train(config: TrainConfig, as_json: bool) -> int:
+    # Ragged batches have ever new shapes, and oneDNN keeps what it compiled for the last 1024: gigabytes.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     from eyas_draft.train import Trainer
     trainer = Trainer(config)
     if not as_json:
