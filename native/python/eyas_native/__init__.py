@@ -20,6 +20,8 @@ from eyas_native.tree import (
     verify_greedy,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "MASK_BITS",
     "MASK_FULL",
