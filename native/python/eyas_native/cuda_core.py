@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from ctypes import CDLL
+from ctypes import CDLL, byref, sizeof
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,13 @@ def library() -> CDLL:
 def status() -> str:
     """`available`, or the reason why the kernels cannot be used in this process."""
     try:
-        library()
+        lib = library()
     except OSError as error:
         return str(error)
-    torch = sys.modules.get("torch")
-    if torch is not None and not torch.cuda.is_available():
-        return "no CUDA device"
-    return "available"
+    probe = abi.Attention(struct_size=sizeof(abi.Attention), head_dim=64, batch=1, max_tree=1, max_seq_len=1)
+    probe.num_q_heads = probe.num_kv_heads = 1
+    code = lib.eyas_tree_attn_gqa_plan(byref(probe), 0, 0)  # asks the driver for the current device
+    return "available" if code == 0 else str(lib.eyas_cuda_error_text(code).decode())
 
 
 def dtype_name(t: Tensor) -> str:
