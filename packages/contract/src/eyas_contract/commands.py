@@ -73,8 +73,13 @@ def _as_flags(key: str, value: Any) -> list[str]:
 
 def save_config(config: Any, folder: Path, name: str = "config.resolved.json") -> None:
     """Write the resolved config beside an artefact, paths as text."""
-    plain = json.loads(json.dumps(to_plain(config), default=str))
-    write_text_atomic(folder / name, json.dumps(plain, indent=1, sort_keys=True) + "\n")
+    write_text_atomic(folder / name, json.dumps(plain_config(config), indent=1, sort_keys=True) + "\n")
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """A config as JSON gives it back: tuples as lists, paths as text."""
+    plain: dict[str, Any] = json.loads(json.dumps(to_plain(config), default=str))
+    return plain
 
 
 def run_command(main: Callable[[], int | None]) -> int:

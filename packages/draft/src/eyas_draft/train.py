@@ -8,7 +8,6 @@ else has a memory.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eyas_contract import Contract, InvalidInput, canonical, compare
-from eyas_contract.commands import Progress, save_config
+from eyas_contract.commands import Progress, plain_config, save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_draft import checkpoint
 from eyas_draft.batches import Batch, Loader, split
@@ -188,7 +187,7 @@ class Trainer:
         """Write the run's contract and settings, or compare with those of the run that is continued."""
         run = self.config.out
         run.mkdir(parents=True, exist_ok=True)
-        settings = json.loads(json.dumps(canonical.to_plain(self.config), default=str))
+        settings = plain_config(self.config)
         path = run / SETTINGS
         if path.is_file():
             before = read_json(path, "the settings of a run, by eyas-draft train")

@@ -14,7 +14,7 @@ from typing import Any
 
 from eyas_contract import InvalidInput, TargetSpec
 from eyas_contract.canonical import dumps, to_plain
-from eyas_contract.commands import Progress
+from eyas_contract.commands import Progress, plain_config
 from eyas_contract.contract import write_text_atomic
 from eyas_extract.answers import Answers, Row
 from eyas_extract.config import RegenerateConfig
@@ -94,7 +94,7 @@ def _regenerate(config: RegenerateConfig, sampling: Sampling, device: str, answe
 
 def _settings(config: RegenerateConfig, device: str) -> dict[str, Any]:
     """All that an answer depends on: settings without paths, and digests of the input and the target."""
-    settings: dict[str, Any] = json.loads(json.dumps(to_plain(config), default=str))
+    settings = plain_config(config)
     for name in ("target", "prompts", "out"):
         del settings[name]
     return settings | {"device": device.partition(":")[0], "input_sha256": file_sha256(config.prompts),

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas_contract import InvalidInput
-from eyas_contract.canonical import to_plain
-from eyas_contract.commands import Progress
+from eyas_contract.commands import Progress, plain_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_serve.acceptance import DEFINITION, Acceptance
 from eyas_serve.client import Client, Generation
@@ -133,7 +132,7 @@ def earlier_baseline(config: BenchConfig, prompts: list[Prompt]) -> Run:
     except (KeyError, TypeError) as error:
         raise InvalidInput(str(path), f"no baseline in it ({error!r})", wanted, "Measure one: leave out the flag.") \
             from error
-    now = json.loads(json.dumps(to_plain(config), default=str))
+    now = plain_config(config)
     faults = [f"{key} {old.get(key)}, here {now[key]}" for key in SAME_FOR_A_BASELINE if old.get(key) != now[key]]
     if ids != [prompt.id for prompt in prompts]:
         faults.append(f"{len(ids)} prompts, not the {len(prompts)} of {config.prompts}")
@@ -165,7 +164,7 @@ def summarise(config: BenchConfig, prompts: list[Prompt], version: str, run: Run
                      "output_ids": list(answer.output_ids),
                      **({} if baseline is None else {"baseline_output_ids": list(baseline.answers[i].output_ids)})}
                     for i, (prompt, answer) in enumerate(zip(prompts, run.answers, strict=True))],
-        "config": json.loads(json.dumps(to_plain(config), default=str)),
+        "config": plain_config(config),
     }
 
 
