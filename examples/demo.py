@@ -33,8 +33,8 @@ ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
 
 TRAIN_PROMPTS, HELD_OUT_PROMPTS = 700, 40
 ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 96, 16
-TREE = {"steps": 3, "topk": 2, "draft-tokens": 6}
-CHAIN = {"steps": 3, "topk": 1, "draft-tokens": 4}
+TREE = {"steps": 3, "topk": 2, "num-draft-tokens": 6}
+CHAIN = {"steps": 3, "topk": 1, "num-draft-tokens": 4}
 
 
 class Stages:
@@ -95,7 +95,7 @@ def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path)
     for name, shape in (("tree", TREE), ("chain", CHAIN)):
         stages.command(f"reference_{name}", "eyas-draft", "eval", "--target", model, "--draft", draft, "--prompts",
                        held_out, "--max-new-tokens", MEASURED_TOKENS, "--out", out / f"reference_{name}.json",
-                       "--steps", shape["steps"], "--topk", shape["topk"], "--num-draft-tokens", shape["draft-tokens"])
+                       *flags(shape))
     common = ["eyas-serve", "bench", "--target", model, "--draft", draft, "--prompts", held_out, "--device", "cpu",
               "--max-new-tokens", MEASURED_TOKENS, "--engine-python", ENGINE_PYTHON]
     exact = [*common, "--dtype", "float32", "--concurrency", 4]

@@ -26,8 +26,8 @@ from eyas_serve.prompts import load_prompts
 
 pytestmark = pytest.mark.integration
 Faulty = Callable[..., ServeConfig]
-TREE = {"steps": 3, "topk": 2, "draft_tokens": 6}
-CHAIN = {"steps": 3, "topk": 1, "draft_tokens": 4}
+TREE = {"steps": 3, "topk": 2, "num_draft_tokens": 6}
+CHAIN = {"steps": 3, "topk": 1, "num_draft_tokens": 4}
 
 
 @pytest.fixture(scope="module")

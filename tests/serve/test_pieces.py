@@ -50,7 +50,7 @@ def test_flags_of_a_cpu_chain(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="quotes"):
         engine_arguments(ServeConfig(target=tmp_path, extra="'"), 5)
     with pytest.raises(InvalidInput, match="draft tokens 9"):
-        engine_arguments(ServeConfig(target=tmp_path, draft=tmp_path, draft_tokens=9), 5)
+        engine_arguments(ServeConfig(target=tmp_path, draft=tmp_path, num_draft_tokens=9), 5)
 
 
 def test_each_cpu_rank_has_cores_of_its_own(tmp_path: Path) -> None:

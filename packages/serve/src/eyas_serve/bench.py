@@ -190,5 +190,5 @@ def table(result: Report) -> str:
                      f"{count - differing} of {count} prompts"))
     width = max(len(row[0]) for row in rows)
     head = f"{engine['name']} {engine['version']}, steps {settings['steps']}, topk {settings['topk']}, " \
-           f"draft tokens {settings['draft_tokens']}, {len(result['prompts'])} prompts"
+           f"draft tokens {settings['num_draft_tokens']}, {len(result['prompts'])} prompts"
     return "\n".join([head, *(f"  {name:<{width}}  {value:>8}  {note}" for name, value, note in rows)])

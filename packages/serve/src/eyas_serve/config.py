@@ -23,7 +23,7 @@ class ServeConfig:
     """Draft steps a round."""
     topk: int = 1
     """Branches a step; 1 is a chain."""
-    draft_tokens: int = 4
+    num_draft_tokens: int = 4
     """Tokens verified a round, the root included; a chain has steps + 1."""
     tp: int = 1
     """Tensor-parallel ranks."""

@@ -34,7 +34,7 @@ def engine_arguments(config: ServeConfig, port: int) -> list[str]:
     if not config.radix_cache:
         words.append("--disable-radix-cache")
     if config.draft is not None:
-        words += server_flags(str(config.draft), config.steps, config.topk, config.draft_tokens)
+        words += server_flags(str(config.draft), config.steps, config.topk, config.num_draft_tokens)
     return words + extra_arguments(config)
 
 

@@ -114,25 +114,25 @@ def _rope(draft: DraftSpec) -> dict[str, Any]:
     return {"rope_parameters": parameters, "rope_theta": draft.rope.theta, "rope_scaling": scaling}
 
 
-def server_flags(draft_path: str, steps: int, topk: int, draft_tokens: int) -> list[str]:
+def server_flags(draft_path: str, steps: int, topk: int, num_draft_tokens: int) -> list[str]:
     """The speculation flags of `sglang.launch_server` for an EAGLE-3 draft.
 
     Raises:
         InvalidInput: steps, topk and draft tokens that do not go together (every fault named).
     """
     faults = [f"{name} {value}" for name, value in
-              (("steps", steps), ("topk", topk), ("draft tokens", draft_tokens)) if value < 1]
+              (("steps", steps), ("topk", topk), ("draft tokens", num_draft_tokens)) if value < 1]
     most = 1 + topk + (steps - 1) * topk * topk if steps > 0 else 0
-    if not faults and topk == 1 and draft_tokens != steps + 1:
-        faults.append(f"draft tokens {draft_tokens} in a chain of {steps} steps (SGLang forces {steps + 1})")
-    if not faults and not 2 <= draft_tokens <= most:
-        faults.append(f"draft tokens {draft_tokens}, where {steps} steps of topk {topk} make 2 to {most}")
+    if not faults and topk == 1 and num_draft_tokens != steps + 1:
+        faults.append(f"draft tokens {num_draft_tokens} in a chain of {steps} steps (SGLang forces {steps + 1})")
+    if not faults and not 2 <= num_draft_tokens <= most:
+        faults.append(f"draft tokens {num_draft_tokens}, where {steps} steps of topk {topk} make 2 to {most}")
     if faults:
-        raise InvalidInput("--steps/--topk/--draft-tokens", "; ".join(faults), "a tree SGLang can build",
+        raise InvalidInput("--steps/--topk/--num-draft-tokens", "; ".join(faults), "a tree SGLang can build",
                            "For a chain give topk 1 and draft tokens = steps + 1.")
     return ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", draft_path,
             "--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(topk),
-            "--speculative-num-draft-tokens", str(draft_tokens)]
+            "--speculative-num-draft-tokens", str(num_draft_tokens)]
 
 
 def version_text(version: Version) -> str:
