@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from eyas_serve.keeper import session_members
+from eyas_contract.keeper import session_members
 
 
 class Child:
@@ -24,7 +24,7 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.keeper = subprocess.Popen([sys.executable, "-m", "eyas_serve.keeper"], stdin=subprocess.PIPE,
+        self.keeper = subprocess.Popen([sys.executable, "-m", "eyas_contract.keeper"], stdin=subprocess.PIPE,
                                        stdout=subprocess.DEVNULL, start_new_session=True)
         assert self.keeper.stdin is not None
         try:
