@@ -1,4 +1,4 @@
-"""The command `eyas-draft`: train, export, convert, verify, eval, vocab. The only module that prints."""
+"""The command `eyas-draft`: train, export, convert, golden, verify, eval, vocab. The only module that prints."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from eyas_contract.commands import expand_config, run_command, save_config
 from eyas_contract.contract import write_text_atomic
 from eyas_draft.config import EvalConfig, ExportConfig, TrainConfig, VerifyConfig, VocabConfig
 from eyas_draft.convert import ConvertConfig
+from eyas_draft.golden_config import GoldenConfig
 
 COMMANDS: dict[str, type] = {"train": TrainConfig, "export": ExportConfig, "verify": VerifyConfig,
-                             "eval": EvalConfig, "vocab": VocabConfig, "convert": ConvertConfig}
+                             "eval": EvalConfig, "vocab": VocabConfig, "convert": ConvertConfig, "golden": GoldenConfig}
 AnyConfig = (
     Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[ExportConfig, tyro.conf.subcommand("export")]
@@ -26,6 +27,7 @@ AnyConfig = (
     | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
     | Annotated[VocabConfig, tyro.conf.subcommand("vocab")]
     | Annotated[ConvertConfig, tyro.conf.subcommand("convert")]
+    | Annotated[GoldenConfig, tyro.conf.subcommand("golden")]
 )
 
 
@@ -41,7 +43,7 @@ def _run(words: list[str], as_json: bool) -> int:
     config: Any = tyro.cli(AnyConfig, prog="eyas-draft", description=DESCRIPTION, args=expand_config(words, COMMANDS))
     handlers: dict[type, Callable[[Any, bool], int]] = {
         TrainConfig: _train, ExportConfig: _export, VerifyConfig: _verify, EvalConfig: _eval, VocabConfig: _vocab,
-        ConvertConfig: _convert}
+        ConvertConfig: _convert, GoldenConfig: _golden}
     return handlers[type(config)](config, as_json)
 
 
@@ -83,6 +85,12 @@ def _convert(config: ConvertConfig, as_json: bool) -> int:
         _show({**asdict(done), "out": str(done.out)}, True)
     else:
         print("\n".join(done.lines()))
+    return 0
+
+
+def _golden(config: GoldenConfig, as_json: bool) -> int:
+    from eyas_draft.golden import make_golden
+    _show(make_golden(config), as_json)
     return 0
 
 

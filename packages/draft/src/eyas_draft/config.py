@@ -108,12 +108,14 @@ class ExportConfig:
         out: draft folder to write.
         checkpoint: the best by expected acceptance length, or the last.
         engine_version: SGLang's version, which decides how layer ids are written; empty for the newest known.
+        golden: write the golden record too, from the run's store; eyas-serve probe compares servers with it.
     """
 
     run: Path
     out: Path
     checkpoint: Literal["best", "last"] = "best"
     engine_version: str = ""
+    golden: bool = True
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from eyas_contract.safetensors_header import TensorInfo, read_header, read_value
 from eyas_contract.target import read_config
 from eyas_contract.vocab import VocabMap
 
-_CARRIED = (FILE_NAME, "golden.json", "golden.safetensors", "train_meta.json", "README.md", "LICENSE",
+_CARRIED = (FILE_NAME, "golden.json", "golden.values", "train_meta.json", "README.md", "LICENSE",
             "generation_config.json")
 Entry = TensorInfo | tuple[TensorInfo, bytes]
 
@@ -78,6 +78,48 @@ class Conversion:
                 *(f"config   {key}" for key in self.keys), f"written  {self.out}"]
 
 
+@dataclass(frozen=True)
+class Source:
+    """A draft of any dialect as read.
+
+    Attributes:
+        written: its config as it stands.
+        neutral: what it is.
+        ids, why: the trained layers as outputs (None where nothing tells), and how that is known.
+        contract: its contract.json, where it has one.
+        named: tensors by trainer's name; `strangers`: names that no dialect has.
+        extra: `d2t` and `t2d` made from what is known, `made` their names.
+        remarks: for people.
+    """
+
+    written: dict[str, Any]
+    neutral: Neutral
+    ids: tuple[int, ...] | None
+    why: str
+    contract: Contract | None
+    named: dict[str, TensorInfo]
+    strangers: list[str]
+    extra: dict[str, Entry]
+    made: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def read_source(config: ConvertConfig) -> Source:
+    """Read a draft of any dialect by meaning.
+
+    Raises:
+        InvalidInput, CorruptFile: ids whose meaning is not told, no usable vocabulary map, damaged files.
+    """
+    written = read_config(config.draft)
+    tensors = read_checkpoint(config.draft)
+    contract = Contract.load(config.draft) if (config.draft / FILE_NAME).is_file() else None
+    ids, why = _ids(config, written, contract)
+    neutral = parse(written, ids)
+    named, strangers = _names(config, neutral, written, tensors)
+    neutral, extra, made, remarks = _vocabulary(config, neutral, named, contract)
+    return Source(written, neutral, ids, why, contract, named, strangers, extra, made, remarks)
+
+
 def convert(config: ConvertConfig) -> Conversion:
     """Convert one draft.
 
@@ -88,23 +130,19 @@ def convert(config: ConvertConfig) -> Conversion:
     """
     if config.out.exists() and any(config.out.iterdir()):
         raise InvalidInput(str(config.out), "exists and is not empty", "a new folder", "Choose another --out.")
-    written = read_config(config.draft)
-    tensors = read_checkpoint(config.draft)
-    contract = Contract.load(config.draft) if (config.draft / FILE_NAME).is_file() else None
-    ids, why = _ids(config, written, contract)
-    neutral = parse(written, ids)
-    named, strangers = _names(config, neutral, written, tensors)
-    neutral, extra, made, remarks = _vocabulary(config, neutral, named, contract)
-    reasons = refusals(neutral, config.to) + [f"tensor {name}: no dialect has this name" for name in strangers]
-    architecture = _architecture(config, contract, neutral)
+    source = read_source(config)
+    neutral = source.neutral
+    reasons = refusals(neutral, config.to) + [f"tensor {name}: no dialect has this name" for name in source.strangers]
+    architecture = _architecture(config, source.contract, neutral)
     if reasons:
         raise InvalidInput(str(config.draft), "; ".join(reasons), f"what {config.to} can express",
                            "Choose another goal, or train without these.")
     result = emit(neutral, config.to, architecture, sglang.parse_version(config.engine_version))
-    out, renamed, dropped = _place(config.to, neutral, named, extra)
+    out, renamed, dropped = _place(config.to, neutral, source.named, source.extra)
     _write(config, result, out)
-    return Conversion(config.out, renamed, dropped, made, _changed(written, result),
-                      (f"layers   {why}: outputs of {list(ids)}" if ids else f"layers   {why}", *remarks))
+    layers = f"layers   {source.why}: outputs of {list(source.ids)}" if source.ids else f"layers   {source.why}"
+    return Conversion(config.out, renamed, dropped, source.made, _changed(source.written, result),
+                      (layers, *source.remarks))
 
 
 def _ids(config: ConvertConfig, written: dict[str, Any], contract: Contract | None

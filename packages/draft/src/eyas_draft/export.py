@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
@@ -17,6 +18,8 @@ from eyas_draft import checkpoint
 from eyas_draft.attention import TttAttention
 from eyas_draft.batches import Batch
 from eyas_draft.config import ExportConfig, VerifyConfig
+from eyas_draft.golden import make_golden
+from eyas_draft.golden_config import GoldenConfig
 from eyas_draft.loading import config_faults, load_draft
 from eyas_draft.model import DraftModel
 from eyas_draft.setup import require_target
@@ -27,7 +30,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def export(config: ExportConfig) -> dict[str, object]:
-    """Write config.json, model.safetensors and contract.json; returns a summary.
+    """Write config.json, model.safetensors, contract.json and the golden record; returns a summary.
 
     Config, tensor names and ids come from the contract alone; the weights are written last, under a temporary name.
 
@@ -52,9 +55,20 @@ def export(config: ExportConfig) -> dict[str, object]:
     save_file(tensors, temporary, metadata={"format": "pt", **contract.digests()})
     temporary.replace(config.out / "model.safetensors")
     save_config(config, config.out)
+    golden = _golden(config) if config.golden else "not wanted"
     return {"out": str(config.out), "step": state["step"], "acceptance_length_heldout": state["best"],
             "tensors": len(tensors), "parameters": sum(value.numel() for value in state["model"].values()),
-            "dtype": contract.draft.dtype}
+            "dtype": contract.draft.dtype, "golden": golden}
+
+
+def _golden(config: ExportConfig) -> str:
+    """Write the golden record from the store and target that the run names; says why where it cannot."""
+    settings = read_json(config.run / "config.resolved.json", "the settings of training")
+    store, target = (Path(str(settings.get(name, ""))) for name in ("store", "target"))
+    gone = [str(path) for path in (store, target) if not path.is_dir()]
+    if gone:
+        return f"none: {' and '.join(gone)} not there. Make one with eyas-draft golden {config.out} --target TARGET"
+    return str(make_golden(GoldenConfig(config.out, target, store))["golden"])
 
 
 @dataclass(frozen=True)
