@@ -13,7 +13,8 @@ class TensorSpec:
     Attributes:
         name: key in the shard.
         dtype: safetensors dtype: `BF16`, `F16`, `F32`, `I32`, `U8`, `I64`, `F8_E4M3`.
-        dims: one symbol or number per axis: `T` tokens, `N+1` sample bounds, `K*H` aux width, `H` hidden.
+        dims: one symbol or number per axis: `T` tokens, `N+1` sample bounds, `K` aux layers, `K*H` aux
+            width, `H` hidden.
     """
 
     name: str
@@ -66,12 +67,15 @@ def store_tensors(dtype: str) -> tuple[TensorSpec, ...]:
     """The tensors of a shard of packed ragged samples.
 
     Sample i of a shard holds tokens `sample_offsets[i]` to `sample_offsets[i + 1]` of every `T` tensor.
-    `loss_mask[t]` is 1 where token t was produced by the assistant and is trained on.
+    `loss_mask[t]` is 1 where token t was produced by the assistant and is trained on. Of `F8_E4M3` states, layer k's at
+    token t are the stored values times `aux_scales[t, k]`, the last layer's times `last_scale[t]`.
     """
+    scales = (TensorSpec("aux_scales", "F32", ("T", "K")), TensorSpec("last_scale", "F32", ("T", "1")))
     return (
         TensorSpec("input_ids", "I32", ("T",)),
         TensorSpec("loss_mask", "U8", ("T",)),
         TensorSpec("aux_hidden_states", dtype, ("T", "K*H")),
         TensorSpec("last_hidden_state", dtype, ("T", "H")),
+        *(scales if dtype == "F8_E4M3" else ()),
         TensorSpec("sample_offsets", "I64", ("N+1",)),
     )

@@ -14,9 +14,7 @@ import torch
 
 from eyas_contract import CaptureSpec, Contract, CorruptFile, Manifest, ShardRecord
 from eyas_contract.safetensors_header import Header, TensorInfo, read_header
-
-TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32,
-                "I64": torch.int64, "U8": torch.uint8}
+from eyas_extract.dtypes import TORCH_DTYPES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 ModelDtype = Literal["auto", "bfloat16", "float16", "float32"]
 Overlong = Literal["reject", "truncate"]
-StoreDtype = Literal["auto", "bf16", "fp16", "fp32"]
+StoreDtype = Literal["auto", "bf16", "fp16", "fp32", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,18 @@ class RunConfig:
     """of the weights; auto is the checkpoint's own"""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is cuda where there is one"""
+    engine: Literal["hf", "sglang"] = "hf"
+    """what computes the states: Hugging Face in this process, or SGLang"""
+    servers: tuple[str, ...] = ()
+    """URLs of SGLang servers that capture (`eyas-extract engine`); without any, one is started"""
+    engine_python: Path | None = None
+    """interpreter with sglang; default $EYAS_ENGINE_PYTHON, else this one"""
+    engine_args: str = ""
+    """further arguments of sglang.launch_server, shell-quoted"""
+    tp: int = 1
+    """ranks of the engine that is started"""
+    ahead: int = 4
+    """shards in flight on each server; a lost server costs these, which are done again"""
     json: bool = False
     """print the summary as JSON"""
 

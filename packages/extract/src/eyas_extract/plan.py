@@ -11,9 +11,11 @@ from pathlib import Path
 from eyas_contract import CaptureSpec
 from eyas_extract.capture import Capture
 from eyas_extract.config import PlanConfig
+from eyas_extract.dtypes import STORE_DTYPES
 from eyas_extract.mask import Sample
-from eyas_extract.run import batches, describe, fill, shards
-from eyas_extract.target import STORE_DTYPES, load_target, pick_device, stop_ids
+from eyas_extract.pending import shards
+from eyas_extract.run import batches, describe, fill
+from eyas_extract.target import load_target, pick_device, stop_ids
 from eyas_extract.template import ChatTemplate
 
 WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1}

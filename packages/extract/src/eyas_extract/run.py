@@ -10,8 +10,8 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -29,25 +29,13 @@ from eyas_contract import (
 from eyas_contract.commands import Progress, save_config
 from eyas_extract.capture import Capture
 from eyas_extract.config import RunConfig
-from eyas_extract.conversations import Reject, count_lines, file_sha256, read_conversations
-from eyas_extract.mask import Sample, encode
+from eyas_extract.conversations import Reject, count_lines, file_sha256
+from eyas_extract.dtypes import STORE_DTYPES
+from eyas_extract.mask import Sample
+from eyas_extract.pending import shards
 from eyas_extract.store import Source, StoreWriter
-from eyas_extract.target import DTYPES, STORE_DTYPES, Target, load_target, pick_device, stop_ids
+from eyas_extract.target import DTYPES, Target, load_target, pick_device, stop_ids
 from eyas_extract.template import ChatTemplate
-
-
-@dataclass
-class Pending:
-    """What the next shard will hold: samples, rejects among its lines, and the line after them."""
-
-    samples: list[Sample] = field(default_factory=list)
-    rejects: list[Reject] = field(default_factory=list)
-    next_line: int = 1
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the samples."""
-        return sum(len(s.input_ids) for s in self.samples)
 
 
 @dataclass(frozen=True)
@@ -90,7 +78,12 @@ def run(config: RunConfig) -> Summary:
         save_config(config, config.out)
         already, check = writer.manifest.num_tokens, ""
         if not writer.manifest.complete:
-            check = _extract(config, device, template, writer)
+            if config.engine == "sglang":
+                from eyas_extract.engine_run import extract as by_engine
+
+                check = by_engine(config, device, template, writer)
+            else:
+                check = _extract(config, device, template, writer)
         rows = count_lines(config.data)
         return _summary(writer, rows, check, already, time.monotonic() - started, config)
     finally:
@@ -105,7 +98,8 @@ def describe(config: RunConfig, device: str) -> tuple[Contract, Source]:
     """
     spec = TargetSpec.from_folder(config.target)
     dtype = spec.dtype if config.dtype == "auto" else config.dtype
-    names = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+    names = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "fp8": "F8_E4M3", "bfloat16": "BF16", "float16": "F16",
+             "float32": "F32"}
     faults = [f"{name} {value}" for name in ("max_length", "shard_tokens", "batch_tokens")
               if (value := getattr(config, name)) < 2]
     aux = config.aux_layers
@@ -125,6 +119,9 @@ def describe(config: RunConfig, device: str) -> tuple[Contract, Source]:
     source: Source = {"input_sha256": file_sha256(config.data), "overlong": config.overlong,
                       "shard_tokens": config.shard_tokens, "batch_tokens": config.batch_tokens,
                       "model_dtype": dtype, "device": device.partition(":")[0]}
+    if config.engine == "sglang":
+        del source["batch_tokens"]
+        source["engine"] = "sglang"
     return Contract(spec, capture), source
 
 
@@ -153,31 +150,6 @@ def _extract(config: RunConfig, device: str, template: ChatTemplate, writer: Sto
     writer.finish(kept)
     progress.close(f"{writer.manifest.num_tokens:,} tokens")
     return check
-
-
-def shards(config: RunConfig, template: ChatTemplate, first_line: int, progress: Progress | None = None
-           ) -> Iterator[Pending]:
-    """Cut the input, from a line on, into shards: at the first row with which a shard has `shard_tokens`."""
-    pending = Pending(next_line=first_line)
-    for row in read_conversations(config.data):
-        if row.line < first_line:
-            continue
-        if isinstance(row, Reject):
-            pending.rejects.append(row)
-            samples: list[Sample] = []
-        else:
-            samples, reasons = encode(row, template, max_length=config.max_length, overlong=config.overlong)
-            pending.samples += samples
-            pending.rejects += [Reject(row.line, row.id, reason) for reason in reasons]
-        if progress:
-            progress.total += max(0, len(samples) - 1)
-            progress.update(0 if samples else 1)
-        pending.next_line = row.line + 1
-        if pending.tokens >= config.shard_tokens:
-            yield pending
-            pending = Pending(next_line=pending.next_line)
-    if pending.samples or pending.rejects:
-        yield pending
 
 
 def batches(samples: Sequence[Sample], batch_tokens: int) -> list[list[int]]:

@@ -37,11 +37,10 @@ from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import MANIFEST_NAME, REJECTS_NAME
 from eyas_extract.conversations import Reject
+from eyas_extract.dtypes import NAMES
 
 SOURCE_NAME = "source.json"
 NEXT_LINE = "next_line"
-TENSOR_DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int32: "I32",
-                 torch.int64: "I64", torch.uint8: "U8"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Source = dict[str, str | int]
@@ -112,7 +111,7 @@ class StoreWriter:
             raise ContractMismatch(tuple(mismatches), "continuing would mix two extractions in one store",
                                    "Give another --out, or run with the store's own input and settings.")
         self.manifest = found
-        for leftover in self.folder.glob(".shard-*.safetensors.tmp"):
+        for leftover in self.folder.glob(".shard-*.safetensors.tmp*"):
             leftover.unlink()
         if found.shards:
             path = self.folder / found.shards[-1].file
@@ -139,11 +138,30 @@ class StoreWriter:
         Raises:
             EyasError: the disk is full; everything committed before is whole.
         """
-        name = f"shard-{len(self.manifest.shards):06d}.safetensors"
-        metadata = {**self.contract.digests(), NEXT_LINE: str(next_line)}
-        with room_for(self.folder / name):
-            records, size = write_safetensors(self.folder / name, tensors, metadata)
-            shard = ShardRecord(name, size, records, tuple(samples))
+        path = self.folder / self._next_name()
+        with room_for(path):
+            records, size = write_safetensors(path, tensors, self.metadata(next_line))
+        self._register(ShardRecord(path.name, size, records, tuple(samples)), rejects, next_line)
+
+    def adopt(self, file: Path, records: tuple[TensorRecord, ...], samples: Sequence[SampleRecord],
+              rejects: Sequence[Reject], next_line: int) -> None:
+        """Add a shard that is whole and synced under a temporary name in the store's folder; else as `commit`."""
+        path = self.folder / self._next_name()
+        size = file.stat().st_size
+        with room_for(path):
+            file.replace(path)
+            sync_folder(self.folder)
+        self._register(ShardRecord(path.name, size, records, tuple(samples)), rejects, next_line)
+
+    def metadata(self, next_line: int) -> dict[str, str]:
+        """What stands in a shard's header."""
+        return {**self.contract.digests(), NEXT_LINE: str(next_line)}
+
+    def _next_name(self) -> str:
+        return f"shard-{len(self.manifest.shards):06d}.safetensors"
+
+    def _register(self, shard: ShardRecord, rejects: Sequence[Reject], next_line: int) -> None:
+        with room_for(self.folder / shard.file):
             self._save_rejects([*self.rejects, *rejects])
             self._save_manifest(dataclasses.replace(self.manifest, shards=(*self.manifest.shards, shard)))
         self.next_line = next_line
@@ -184,27 +202,36 @@ def lock(path: Path) -> int:
     return handle
 
 
+def header_bytes(entries: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: dict[str, str]) -> bytes:
+    """The length and header of a safetensors file of tensors (name, dtype, shape, bytes), in this order."""
+    header: dict[str, object] = {"__metadata__": metadata}
+    offset = 0
+    for name, dtype, shape, size in entries:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
                       ) -> tuple[tuple[TensorRecord, ...], int]:
     """Write a safetensors file atomically and durably; returns its tensors' records and its size.
 
     Own writer because the library's neither syncs nor hashes while it writes. Source: the format's specification.
     """
-    header: dict[str, object] = {"__metadata__": metadata}
-    records, blocks, offset = [], [], 0
+    records, blocks, entries = [], [], []
     for name, tensor in tensors.items():
         block = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-        dtype, shape = TENSOR_DTYPES[tensor.dtype], tuple(tensor.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + block.nbytes]}
+        dtype, shape = NAMES[tensor.dtype], tuple(tensor.shape)
         records.append(TensorRecord(name, dtype, shape, hashlib.sha256(block).hexdigest()))
         blocks.append(block)
-        offset += block.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode("utf-8")
-    text += b" " * (-len(text) % 8)
+        entries.append((name, dtype, shape, block.nbytes))
+    header = header_bytes(entries, metadata)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb", buffering=0) as sink:
-            for block in (memoryview(struct.pack("<Q", len(text)) + text), *blocks):
+            for block in (memoryview(header), *blocks):
                 while block:
                     block = block[sink.write(block):]
             os.fsync(sink.fileno())
@@ -213,7 +240,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
-    return tuple(records), 8 + len(text) + offset
+    return tuple(records), len(header) + sum(block.nbytes for block in blocks)
 
 
 def sync_folder(folder: Path) -> None:

@@ -14,7 +14,6 @@ from transformers.utils import logging as transformers_logging
 from eyas_contract import InvalidInput, TargetSpec
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-STORE_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 
 @dataclass(frozen=True)

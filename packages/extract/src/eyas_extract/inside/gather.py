@@ -1,0 +1,65 @@
+"""K layers' rows side by side, in the dtype of the store: by our kernels where they run, else by torch, and it is said.
+
+Shapes: K sources [T, H] -> out [T, K*H], scales [K, T] where the store holds e4m3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+E4M3_LARGEST = 448.0
+SMALLEST = 1e-12  # an all-zero row's largest magnitude, so that its scale is no zero; the CUDA kernel's value
+Gather = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor | None], None]
+
+
+def pick_gather(device: str, model: torch.dtype, stored: torch.dtype, hidden_size: int) -> tuple[str, Gather]:
+    """What gathers here, with the reason where it is torch, and the function."""
+    if stored == torch.float8_e4m3fn and device == "cpu":
+        return "torch (the CPU backend has no e4m3)", by_torch
+    try:
+        import eyas_native
+    except ImportError as error:
+        return f"torch ({error})", by_torch
+    if device == "cpu":
+        return "eyas_native", lambda sources, out, scales: eyas_native.hidden_gather(list(sources), None, out)
+    from eyas_native import cuda
+
+    half = (torch.bfloat16, torch.float16)
+    if cuda.status() != "available":
+        return f"torch ({cuda.status()})", by_torch
+    if model not in half or stored not in (*half, torch.float8_e4m3fn) or hidden_size % 8:
+        return f"torch (the kernel has no {model} to {stored} of width {hidden_size})", by_torch
+    if stored == torch.float8_e4m3fn:
+        return "eyas_native.cuda", _by_cuda_scaled
+    return "eyas_native.cuda", lambda sources, out, scales: cuda.hidden_gather(list(sources), None, out)
+
+
+def _by_cuda_scaled(sources: Sequence[torch.Tensor], out: torch.Tensor, scales: torch.Tensor | None) -> None:
+    from eyas_native import cuda
+
+    assert scales is not None
+    width = sources[0].shape[1]
+    for k, source in enumerate(sources):
+        cuda.hidden_gather([source], None, out[:, k * width:(k + 1) * width], row_scale=scales[k])
+
+
+def by_torch(sources: Sequence[torch.Tensor], out: torch.Tensor, scales: torch.Tensor | None) -> None:
+    """The same in plain torch."""
+    width = sources[0].shape[1]
+    for k, source in enumerate(sources):
+        part = out[:, k * width:(k + 1) * width]
+        if scales is None:
+            part.copy_(source)
+        else:
+            torch.div(largest(source).clamp(min=SMALLEST), E4M3_LARGEST, out=scales[k])
+            part.copy_((source.float() / scales[k, :, None]).clamp(-E4M3_LARGEST, E4M3_LARGEST))
+
+
+def largest(source: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude of each row, float32 [T], or NaN; on a GPU without a second tensor of its size."""
+    if source.device.type == "cpu":
+        return source.abs().amax(-1).float()
+    result: torch.Tensor = torch.linalg.vector_norm(source, ord=float("inf"), dim=-1, dtype=torch.float32)
+    return result

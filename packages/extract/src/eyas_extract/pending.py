@@ -1,0 +1,51 @@
+"""The input cut into what each shard will hold, the same way every time, so that a run can go on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from eyas_contract.commands import Progress
+from eyas_extract.config import RunConfig
+from eyas_extract.conversations import Reject, read_conversations
+from eyas_extract.mask import Sample, encode
+from eyas_extract.template import ChatTemplate
+
+
+@dataclass
+class Pending:
+    """What the next shard will hold: samples, rejects among its lines, and the line after them."""
+
+    samples: list[Sample] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    next_line: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the samples."""
+        return sum(len(s.input_ids) for s in self.samples)
+
+
+def shards(config: RunConfig, template: ChatTemplate, first_line: int, progress: Progress | None = None
+           ) -> Iterator[Pending]:
+    """Cut the input, from a line on, into shards: at the first row with which a shard has `shard_tokens`."""
+    pending = Pending(next_line=first_line)
+    for row in read_conversations(config.data):
+        if row.line < first_line:
+            continue
+        if isinstance(row, Reject):
+            pending.rejects.append(row)
+            samples: list[Sample] = []
+        else:
+            samples, reasons = encode(row, template, max_length=config.max_length, overlong=config.overlong)
+            pending.samples += samples
+            pending.rejects += [Reject(row.line, row.id, reason) for reason in reasons]
+        if progress:
+            progress.total += max(0, len(samples) - 1)
+            progress.update(0 if samples else 1)
+        pending.next_line = row.line + 1
+        if pending.tokens >= config.shard_tokens:
+            yield pending
+            pending = Pending(next_line=pending.next_line)
+    if pending.samples or pending.rejects:
+        yield pending

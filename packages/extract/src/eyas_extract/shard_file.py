@@ -1,0 +1,117 @@
+"""A shard that an engine fills: laid out in its final size, written by the plug-in, then hashed and synced here."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import mmap
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from eyas_contract import CaptureSpec, SampleRecord, TensorRecord
+from eyas_contract.safetensors_header import read_header
+from eyas_extract.check import read_tensor
+from eyas_extract.dtypes import TORCH_DTYPES
+from eyas_extract.mask import Sample
+from eyas_extract.protocol import Mark, rows_file
+from eyas_extract.store import header_bytes, room_for, write_safetensors
+
+NUMBERS = itertools.count()
+
+
+class ShardFile:
+    """One attempt at a shard's file.
+
+    Args:
+        folder: of the store.
+        capture: its tensors.
+        samples: in packed order.
+        metadata: of the header.
+
+    Raises:
+        EyasError: no room for it. The file takes its whole space at once, so that the engine never meets a full disk.
+    """
+
+    def __init__(self, folder: Path, capture: CaptureSpec, samples: Sequence[Sample], metadata: dict[str, str]) -> None:
+        self.capture, self.samples, self.metadata = capture, list(samples), metadata
+        self.path = folder / f".shard-{os.getpid()}-{next(NUMBERS)}.safetensors.tmp"
+        self.lengths = [len(s.input_ids) for s in samples]
+        self.bounds = [0, *accumulate(self.lengths)]
+        small = small_tensors(samples)
+        dims = {"T": self.bounds[-1], "N+1": len(samples) + 1, "K": len(capture.aux_layer_ids),
+                "K*H": capture.aux_width, "H": capture.hidden_size}
+        entries = []
+        for spec in capture.tensors:
+            shape = tuple(dims[d] if d in dims else int(d) for d in spec.dims)
+            size = TORCH_DTYPES[spec.dtype].itemsize * torch.Size(shape).numel()
+            entries.append((spec.name, spec.dtype, shape, size))
+        header = header_bytes(entries, metadata)
+        with room_for(self.path), self.path.open("wb", buffering=0) as sink:
+            try:
+                os.posix_fallocate(sink.fileno(), 0, len(header) + sum(size for *_, size in entries))
+                sink.write(header)
+                offset = len(header)
+                for name, _, _, size in entries:
+                    if name in small:
+                        os.pwrite(sink.fileno(), small[name].view(torch.uint8).numpy().tobytes(), offset)
+                    offset += size
+            except OSError:
+                self.remove()
+                raise
+
+    def marks(self) -> list[Mark]:
+        """Where each sample's rows belong."""
+        return [Mark(str(self.path.resolve()), first, rows)
+                for first, rows in zip(self.bounds, self.lengths, strict=False)]
+
+    def finish(self, bad: dict[int, str]) -> tuple[tuple[TensorRecord, ...], list[SampleRecord]]:
+        """Hash and sync the filled file; samples in `bad` (by number) are taken out of it first.
+
+        Returns:
+            The tensors' records and the samples that are in it; none where all were bad.
+        """
+        good = [i for i in range(len(self.samples)) if i not in bad]
+        kept = [SampleRecord(self.samples[i].id, self.lengths[i], self.samples[i].trained) for i in good]
+        with room_for(self.path):
+            if bad:
+                return self._without(good), kept
+            records = []
+            with self.path.open("rb") as source:
+                os.fsync(source.fileno())
+                with mmap.mmap(source.fileno(), 0, prot=mmap.PROT_READ) as view:
+                    view.madvise(mmap.MADV_SEQUENTIAL)
+                    header = read_header(self.path)
+                    for info in header.tensors.values():
+                        with memoryview(view)[info.start:info.end] as block:
+                            records.append(TensorRecord(info.name, info.dtype, info.shape,
+                                                        hashlib.sha256(block).hexdigest()))
+        return tuple(records), kept
+
+    def _without(self, good: Sequence[int]) -> tuple[TensorRecord, ...]:
+        """Write the file anew with these samples only."""
+        header = read_header(self.path)
+        tensors = {name: read_tensor(header.tensors[name]) for name in (s.name for s in self.capture.tensors)}
+        rows = torch.cat([torch.arange(self.bounds[i], self.bounds[i + 1]) for i in good] or [torch.empty(0).long()])
+        for spec in self.capture.tensors:
+            if spec.dims[0] == "T":
+                whole = tensors[spec.name]
+                tensors[spec.name] = (whole[rows] if whole.element_size() > 1 else
+                                      whole.view(torch.uint8)[rows].view(whole.dtype))
+        tensors["sample_offsets"] = torch.tensor([0, *accumulate(self.lengths[i] for i in good)])
+        return write_safetensors(self.path, tensors, self.metadata)[0]
+
+    def remove(self) -> None:
+        """Delete the file and its report."""
+        self.path.unlink(missing_ok=True)
+        rows_file(self.path).unlink(missing_ok=True)
+
+
+def small_tensors(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """A shard's tensors without the states."""
+    return {"input_ids": torch.tensor([t for s in samples for t in s.input_ids], dtype=torch.int32),
+            "loss_mask": torch.tensor([m for s in samples for m in s.loss_mask], dtype=torch.uint8),
+            "sample_offsets": torch.tensor([0, *accumulate(len(s.input_ids) for s in samples)], dtype=torch.int64)}

@@ -1,0 +1,204 @@
+"""Shards over servers: several in flight on each, given back in order, those of a lost server done again by another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from eyas_contract import EngineFailure, SampleRecord, TensorRecord
+from eyas_extract.protocol import Captor, RowsDone, read_rows, rows_file
+from eyas_extract.server import Server, ServerLost
+from eyas_extract.shard_file import ShardFile
+
+POLL = 0.01  # seconds
+TRIES = 3  # of a sample whose rows did not all come
+
+
+class Source(Protocol):
+    """A server that can be brought back."""
+
+    server: Server
+
+    def revive(self) -> None:
+        """Return once it answers again. Raises EngineFailure where it will not."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A shard with all its states: the file, its tensors' records, its samples, and number and fault of the others."""
+
+    file: ShardFile
+    records: tuple[TensorRecord, ...]
+    samples: list[SampleRecord]
+    bad: dict[int, str]
+
+
+Job = tuple[Callable[[], ShardFile], "Future[Filled]"]
+
+
+class Workers:
+    """Threads that fill shards; use as a context manager.
+
+    Args:
+        sources: the servers.
+        ahead: shards in flight on each.
+        require: raises where a captor is not the one wanted.
+        patience: seconds to wait for rows that a server has computed and not yet reported.
+    """
+
+    def __init__(self, sources: Sequence[Source], ahead: int, require: Callable[[Captor], None],
+                 patience: float = 120.0) -> None:
+        self.require, self.patience = require, patience
+        self.jobs: queue.Queue[Job | None] = queue.Queue()
+        self.left, self.lost = len(sources), 0
+        self.lock = threading.Lock()
+        self.stopped = False
+        self.locks = {id(source): threading.Lock() for source in sources}
+        self.dead: dict[int, EngineFailure] = {}
+        self.threads = [threading.Thread(target=self._work, args=(source,), daemon=True)
+                        for source in sources for _ in range(ahead)]
+        for thread in self.threads:
+            thread.start()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stopped = True
+        for _ in self.threads:
+            self.jobs.put(None)
+
+    def submit(self, make: Callable[[], ShardFile]) -> Future[Filled]:
+        """Have a shard filled; `make` lays out a fresh file for each attempt."""
+        future: Future[Filled] = Future()
+        self.jobs.put((make, future))
+        return future
+
+    def _work(self, source: Source) -> None:
+        while (job := self.jobs.get()) is not None and not self.stopped:
+            make, future = job
+            try:
+                future.set_result(self._fill(source.server, make))
+            except ServerLost as lost:
+                self.jobs.put(job)
+                if not self._revived(source, lost):
+                    return
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _revived(self, source: Source, lost: ServerLost) -> bool:
+        """Whether a lost server is back; where it is gone for good and the last, every waiting job fails with why."""
+        with self.locks[id(source)]:
+            if self.stopped:
+                return False
+            if id(source) not in self.dead:
+                if source.server.healthy():
+                    return True
+                with self.lock:
+                    self.lost += 1
+                try:
+                    source.revive()
+                    return True
+                except EngineFailure as failure:
+                    self.dead[id(source)] = failure
+                    self.left -= 1
+            if self.left == 0:
+                while not self.jobs.empty():
+                    job = self.jobs.get()
+                    if job is not None:
+                        job[1].set_exception(self.dead[id(source)])
+            return False
+
+    def _fill(self, server: Server, make: Callable[[], ShardFile]) -> Filled:
+        file = make()
+        try:
+            bad = fill(server, file, self.require, self.patience)
+            records, samples = file.finish(bad)
+        except BaseException:
+            file.remove()
+            raise
+        rows_file(file.path).unlink(missing_ok=True)
+        return Filled(file, records, samples, bad)
+
+
+def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], patience: float) -> dict[int, str]:
+    """Have a server write a shard's rows, and wait until it says that all are there.
+
+    Returns:
+        Number of each sample whose states cannot be used, and why.
+
+    Raises:
+        ServerLost: it is gone; the file is of no use then.
+        EngineFailure: it refuses, does not write, or rows were missing every time.
+    """
+    marks = file.marks()
+    number = {mark.first: i for i, mark in enumerate(marks)}
+    waiting, bad, offset = set(number.values()), {}, 0
+    for _ in range(TRIES):
+        asked = sorted(waiting)
+        server.prefill([file.samples[i].input_ids for i in asked], [marks[i].request_id() for i in asked])
+        faults: dict[int, str] = {}
+        deadline = time.monotonic() + patience
+        while len(faults) < len(waiting):
+            lines, offset = read_rows(rows_file(file.path), offset)
+            for line in lines:
+                if isinstance(line, Captor):
+                    require(line)
+                    continue
+                _check(line, marks[number[line.first]].rows)
+                i = number[line.first]
+                if line.fault:
+                    faults[i] = line.fault
+                elif i in waiting:
+                    waiting.discard(i)
+                    faults.pop(i, None)
+                    if line.bad:
+                        bad[i] = line.bad
+            if lines:
+                deadline = time.monotonic() + patience
+            elif len(faults) < len(waiting):
+                if time.monotonic() > deadline:
+                    raise _silent(server, file, len(waiting) - len(faults), patience)
+                time.sleep(POLL)
+        if not waiting:
+            return bad
+    raise EngineFailure(server.url, f"{len(faults)} samples incomplete {TRIES} times: {next(iter(faults.values()))}",
+                        "one row of states for each token, by eyas-extract", "Nothing of them was stored.")
+
+
+def _check(line: RowsDone, rows: int) -> None:
+    assert line.rows == rows, f"rows {line.rows} of a sample of {rows} tokens"
+
+
+def _silent(server: Server, file: ShardFile, count: int, patience: float) -> EngineFailure:
+    if not server.healthy():
+        return ServerLost(server.url, "no answer", "a server that answers", "Check that it runs.")
+    return EngineFailure(server.url, f"the prompts were computed, but for {patience:.0f} s nothing was heard of the "
+                         f"states of {count} samples", f"rows in {file.path.parent}, by the capture plug-in",
+                         "Is the plug-in loaded there, with this store's folder, or one above it, as its root?")
+
+
+class Attached:
+    """A server that somebody else runs.
+
+    Args:
+        url: its URL.
+        patience: seconds to wait for it to come back.
+    """
+
+    def __init__(self, url: str, patience: float = 60.0) -> None:
+        self.server, self.patience = Server(url), patience
+
+    def revive(self) -> None:
+        """Wait for it."""
+        deadline = time.monotonic() + self.patience
+        while not self.server.healthy():
+            if time.monotonic() > deadline:
+                raise EngineFailure(self.server.url, f"gone for {self.patience:.0f} s", "a server that answers",
+                                    "Start it again; the same command goes on where this one stopped.")
+            time.sleep(1.0)
