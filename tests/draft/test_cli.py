@@ -22,7 +22,8 @@ def test_train_to_verify_through_the_command(store: Path, tiny_target: Path, tmp
     run, draft = str(tmp_path / "run"), str(tmp_path / "draft")
     assert main(["export", "--run", run, "--out", draft]) == 0
     assert {p.name for p in (tmp_path / "draft").iterdir()} == {
-        "config.json", "config.resolved.json", "contract.json", "model.safetensors"}
+        "config.json", "config.resolved.json", "contract.json", "golden.json", "golden.values",
+            "model.safetensors"}
     words = ["verify", "--run", run, "--draft", draft, "--store", str(store), "--target", str(tiny_target), "--json"]
     capsys.readouterr()
     assert main(words) == 0
