@@ -1,4 +1,4 @@
-"""`eyas-serve preflight`, `launch`, `bench` and `read-log`."""
+"""`eyas-serve preflight`, `launch`, `probe`, `bench` and `read-log`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from eyas_contract.errors import EyasError
 from eyas_serve.bench import run_bench, table
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.preflight import NOT_CHECKED, PreflightConfig, ReadLogConfig, Report, preflight, read_log
+from eyas_serve.probe.command import ProbeConfig, probe
 from eyas_serve.server import Server
 
 COMMANDS: dict[str, type] = {"preflight": PreflightConfig, "launch": ServeConfig, "bench": BenchConfig,
-                             "read-log": ReadLogConfig}
+                             "read-log": ReadLogConfig, "probe": ProbeConfig}
 
 
 def launch(config: ServeConfig) -> int:
@@ -58,11 +59,13 @@ def _run(argv: list[str]) -> int:
     config = tyro.extras.subcommand_cli_from_dict(
         dict(COMMANDS), args=words, prog="eyas-serve",
         description="Launches, guards and measures SGLang with an EAGLE-3 draft. --config FILE.toml gives flags; "
-        "--json makes preflight, read-log and bench print JSON.")
+        "--json makes preflight, probe, read-log and bench print JSON.")
     if isinstance(config, PreflightConfig):
         return report(lambda: preflight(config), as_json)
     if isinstance(config, ReadLogConfig):
         return report(lambda: Report(f"log {config.log.name}", read_log(config.log)), as_json)
+    if isinstance(config, ProbeConfig):
+        return report(lambda: probe(config), as_json)
     return bench(config, as_json) if isinstance(config, BenchConfig) else launch(config)
 
 

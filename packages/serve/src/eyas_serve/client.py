@@ -33,11 +33,12 @@ class Generation:
 class Client:
     """A server at a URL. Greedy requests by token ids, so that no tokenizer stands between two servers' outputs."""
 
-    def __init__(self, url: str, timeout: float = 600.0) -> None:
+    def __init__(self, url: str, timeout: float = 600.0, api_key: str = "") -> None:
         self.url = url.rstrip("/")
         # Explicit transport: proxies of the environment have no business with a server on this machine.
         self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=httpx.HTTPTransport(
-            limits=httpx.Limits(max_connections=None)))
+            limits=httpx.Limits(max_connections=None)),
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None)
 
     def close(self) -> None:
         """Close the connections."""
@@ -58,8 +59,14 @@ class Client:
                 return dict(response.json())
         raise EngineFailure(self.url, f"HTTP {response.status_code} for {path}", "an SGLang server", "Check the URL.")
 
-    def generate(self, input_ids: list[int], max_new_tokens: int, *, ignore_eos: bool = False) -> Generation:
-        """Greedy continuation of a prompt.
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and content of a path. Raises EngineFailure where the server cannot be reached."""
+        response = self._send("GET", path)
+        return response.status_code, response.content
+
+    def generate(self, input_ids: list[int], max_new_tokens: int, *, ignore_eos: bool = False,
+                 **fields: str) -> Generation:
+        """Greedy continuation of a prompt; `fields` are further fields of SGLang's request (`rid`, `extra_key`).
 
         Raises:
             EngineFailure: the server cannot be reached or refuses.
@@ -67,7 +74,8 @@ class Client:
         start = time.perf_counter()
         response = self._send("POST", "/generate", {
             "input_ids": input_ids,
-            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos}})
+            "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos},
+            **fields})
         if response.status_code != 200:
             raise EngineFailure(self.url, f"HTTP {response.status_code}: {response.text[:500]}",
                                 f"an answer to a prompt of {len(input_ids)} tokens", "See the server's log.")

@@ -41,6 +41,8 @@ class ServeConfig:
     """Further arguments of sglang.launch_server, as one shell-quoted text."""
     preflight: bool = True
     """Check draft against target before anything starts. The guard inside the engine stays on either way."""
+    guard: Literal["enforce", "report", "off"] = "enforce"
+    """The guard inside the engine: ends a server that cannot work, only reports it, or checks nothing."""
     stall_seconds: float = 300.0
     """Give up after so many seconds without any progress; the whole start may take as long as it needs."""
     run_dir: Path | None = None

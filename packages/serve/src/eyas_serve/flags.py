@@ -11,6 +11,7 @@ from eyas_contract import InvalidInput
 from eyas_contract.engines.sglang import server_flags
 from eyas_serve.config import ServeConfig
 from eyas_serve.handshake import STATUS_DIR
+from eyas_serve.plugin import SWITCH
 
 MODULE = "eyas_serve.engine.main"
 CPU_TOKENS = 16384
@@ -57,7 +58,7 @@ def engine_environment(config: ServeConfig, status_dir: Path, cores: list[int],
     if inherited.get("SGLANG_SIMULATE_ACC_LEN"):
         raise InvalidInput("environment", f"SGLANG_SIMULATE_ACC_LEN={inherited['SGLANG_SIMULATE_ACC_LEN']}",
                            "it unset: with it SGLang reports invented acceptance lengths", "Unset it.")
-    environment = {**inherited, STATUS_DIR: str(status_dir), "PYTHONUNBUFFERED": "1"}
+    environment = {**inherited, STATUS_DIR: str(status_dir), SWITCH: config.guard, "PYTHONUNBUFFERED": "1"}
     if config.device == "cpu":
         share = max(len(cores) // config.tp, 1)
         ranks = [cores[i * share % len(cores):i * share % len(cores) + share] for i in range(config.tp)]

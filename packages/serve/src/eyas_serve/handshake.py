@@ -26,6 +26,7 @@ class RankStatus:
         expected: how many ranks this node's engine has.
         checks: what the guard has verified: `hooks`, `weights`, `vocabulary`.
         error: the guard's message, where it refused.
+        remarks: its messages, where it only reports.
     """
 
     rank: str
@@ -36,6 +37,7 @@ class RankStatus:
     expected: int = 1
     checks: list[str] = field(default_factory=list)
     error: str = ""
+    remarks: list[str] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
         """Replace this rank's file, atomically."""

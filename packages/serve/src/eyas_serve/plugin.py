@@ -10,12 +10,12 @@ import os
 
 from eyas_serve.handshake import STATUS_DIR
 
-SWITCH = "EYAS_GUARD"
+SWITCH = "EYAS_GUARD"  # 1 or enforce, report, off; with any of them the probe works
 
 
 def activate() -> None:
-    """Install the guard where eyas-serve launched this engine, or the environment has EYAS_GUARD=1."""
-    if not os.environ.get(STATUS_DIR) and os.environ.get(SWITCH) != "1":
+    """Install the hooks where eyas-serve launched this engine, or the environment has EYAS_GUARD."""
+    if not os.environ.get(STATUS_DIR) and os.environ.get(SWITCH, "0") in ("", "0"):
         return
     from eyas_contract import EyasError
     from eyas_serve.guard.install import install

@@ -46,6 +46,10 @@ class Progress:
         """The first rank's complaint, or nothing."""
         return next((status.error for status in self.ranks.values() if status.error), "")
 
+    def remarks(self) -> list[str]:
+        """What a guard that only reports has found, each once."""
+        return list(dict.fromkeys(remark for status in self.ranks.values() for remark in status.remarks))
+
     def all_ready(self) -> bool:
         """Whether as many ranks as the engine has are ready."""
         ready = [status for status in self.ranks.values() if status.phase == READY]

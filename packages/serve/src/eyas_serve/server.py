@@ -121,6 +121,8 @@ class Server:
             if self.client.healthy():
                 self._look()
                 if self.progress.all_ready():
+                    for remark in self.progress.remarks():
+                        self.report(f"guard, report only: {remark}")
                     return
                 raise self._failure(f"the server is up, but of its ranks only {sorted(self.progress.ranks)} reported "
                                     f"({'; '.join(self.progress.describe())})", "the guard's handshake from every rank",

@@ -22,7 +22,7 @@ def check_width(model: Any, input_ids: Any, positions: Any, forward_batch: Any, 
     found, wanted = states.shape[-1], model.fc.in_features
     if found == wanted or not states.shape[0]:
         return
-    raise GUARD.refuse(EngineFailure(
+    GUARD.refuse(EngineFailure(
         "draft forward", f"states of width {found} in mode {forward_batch.forward_mode.name}",
         f"width {wanted} ({model.num_aux_hidden_states} aux states), by the draft's fc", _cause(found, wanted, model)))
 

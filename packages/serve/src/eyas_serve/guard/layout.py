@@ -20,9 +20,11 @@ INIT_LM_HEAD = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker.init_lm_
 LOAD_MODEL = f"{RUNNER}.load_model"
 KV_CACHE = f"{RUNNER}.alloc_memory_pool"
 GRAPHS = f"{RUNNER}.init_cuda_graphs"
+PREFILL = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill"
 READ_WEIGHTS = "sglang.srt.model_loader.loader.DefaultModelLoader._get_all_weights"
 
-TARGETS = (SCHEDULER, *LOAD_WEIGHTS, *FORWARD, INIT_LM_HEAD, LOAD_MODEL, KV_CACHE, GRAPHS, READ_WEIGHTS)
+ALWAYS = (SCHEDULER, LOAD_MODEL, KV_CACHE, GRAPHS, READ_WEIGHTS, PREFILL)
+GUARDING = (*LOAD_WEIGHTS, *FORWARD, INIT_LM_HEAD)
 
 
 def require_known_version() -> None:
@@ -33,9 +35,14 @@ def require_known_version() -> None:
                             "Serve with one of these, or with an eyas-serve that knows yours.")
 
 
-def require_targets() -> None:
+def targets(mode: str) -> tuple[str, ...]:
+    """What is hooked in a mode of the guard."""
+    return ALWAYS if mode == "off" else (*ALWAYS, *GUARDING)
+
+
+def require_targets(mode: str = "enforce") -> None:
     """Raise EngineFailure where a function that the guard hooks is gone (all named). Imports SGLang's models."""
-    absent = [target for target in TARGETS if resolve(target) is None]
+    absent = [target for target in targets(mode) if resolve(target) is None]
     if absent:
         raise EngineFailure(f"SGLang {importlib.metadata.version('sglang')}", f"no {', '.join(absent)}",
                             "the functions that the guard watches", "Serve with a released SGLang, or report this "
@@ -50,9 +57,9 @@ def resolve(target: str) -> object | None:
         return None
 
 
-def unhooked() -> list[str]:
+def unhooked(mode: str) -> list[str]:
     """Targets that carry no hook: SGLang only logs hooks that it could not apply."""
-    return [target for target in TARGETS if not hasattr(resolve(target), "__wrapped__")]
+    return [target for target in targets(mode) if not hasattr(resolve(target), "__wrapped__")]
 
 
 def _text(version: Version) -> str:

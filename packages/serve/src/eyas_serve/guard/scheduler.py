@@ -29,13 +29,13 @@ def start_rank(original: Callable[..., Any], scheduler: Any, *args: Any, **kwarg
     status.rank = f"tp{given.get('tp_rank', 0)}-pp{given.get('pp_rank', 0)}-dp{given.get('dp_rank') or 0}"
     status.expected = _ranks_here(server_args)
     GUARD.enter("starting")
-    missing = layout.unhooked()
+    missing = layout.unhooked(GUARD.mode)
     if missing:
-        raise GUARD.refuse(EngineFailure("guard", f"no hook on {', '.join(missing)}", "every hook applied",
-                                         "SGLang's log says why. Report it with the version."))
+        raise GUARD.told(EngineFailure("guard", f"no hook on {', '.join(missing)}", "every hook applied",
+                                       "SGLang's log says why. Report it with the version."))
     GUARD.verified("hooks")
     wanted = ["hooks"]
-    if _draft_architecture(server_args) in DRAFT_CLASSES.values():
+    if GUARD.mode != "off" and _draft_architecture(server_args) in DRAFT_CLASSES.values():
         _require_settings(server_args)
         wanted += ["weights", "vocabulary"]
     try:
@@ -48,7 +48,7 @@ def start_rank(original: Callable[..., Any], scheduler: Any, *args: Any, **kwarg
         raise
     unchecked = [check for check in wanted if check not in status.checks]
     if unchecked:
-        raise GUARD.refuse(EngineFailure(
+        raise GUARD.told(EngineFailure(
             f"rank {status.rank}", f"never checked: {', '.join(unchecked)}", "every check of the guard passed",
             "This SGLang loads drafts by a way the guard does not see: do not trust its acceptance. Report it with the "
             "version."))
@@ -83,7 +83,7 @@ def _require_settings(server_args: Any) -> None:
     if os.environ.get("SGLANG_SIMULATE_ACC_LEN", "-1") not in ("-1", "-1.0", ""):
         faults.append("SGLANG_SIMULATE_ACC_LEN is set: acceptance lengths would be invented. Unset it")
     if faults:
-        raise GUARD.refuse(EngineFailure(
+        GUARD.refuse(EngineFailure(
             "settings", "; ".join(faults), "a draft fed and read as it was trained, by the guard",
             "The server would answer but its acceptance mean nothing."))
 

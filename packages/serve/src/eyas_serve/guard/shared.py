@@ -26,6 +26,6 @@ def check_shared(result: Any, worker: Any, *args: Any, **kwargs: Any) -> None:
     size = None if getattr(model, "load_lm_head_from_target", False) else model.config.draft_vocab_size
     faults += vocabulary_faults(worker.hot_token_id, size, model.config.vocab_size)
     if faults:
-        raise GUARD.refuse(EngineFailure("draft in the engine", "; ".join(faults),
-                                         "a draft that can propose tokens, by the guard", "Nothing would be accepted."))
+        GUARD.refuse(EngineFailure("draft in the engine", "; ".join(faults),
+                                   "a draft that can propose tokens, by the guard", "Nothing would be accepted."))
     GUARD.verified("vocabulary")

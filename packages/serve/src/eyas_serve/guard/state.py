@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from dataclasses import dataclass, field
@@ -9,16 +10,23 @@ from pathlib import Path
 
 from eyas_contract import EyasError
 from eyas_serve.handshake import STATUS_DIR, RankStatus
+from eyas_serve.plugin import SWITCH
 
 INTERVAL = 0.5  # seconds between writes while bytes are counted
+MODES = {"report": "report", "off": "off"}  # anything else enforces
 
 
 @dataclass
 class Guard:
-    """The guard of one process. `status` is that of its rank once the scheduler starts."""
+    """The guard of one process. `status` is that of its rank once the scheduler starts.
+
+    Attributes:
+        mode: `enforce` ends an engine that cannot work, `report` says so and goes on, `off` checks nothing.
+    """
 
     status: RankStatus = field(default_factory=lambda: RankStatus(f"process-{os.getpid()}", os.getpid()))
     written: float = 0.0
+    mode: str = field(default_factory=lambda: MODES.get(os.environ.get(SWITCH, ""), "enforce"))
 
     def enter(self, phase: str, total: int = 0) -> None:
         """Begin a phase."""
@@ -37,8 +45,18 @@ class Guard:
             self.status.checks.append(check)
         self.publish()
 
-    def refuse(self, error: EyasError) -> EyasError:
-        """Tell the launcher; returns the error for the caller to raise, which ends the engine."""
+    def refuse(self, error: EyasError) -> None:
+        """Tell the launcher; raises the error, which ends the engine, unless the guard only reports."""
+        if self.mode == "report":
+            if str(error) not in self.status.remarks:
+                self.status.remarks.append(str(error))
+                logging.getLogger("eyas").error("guard, report only: %s", error)
+                self.publish()
+            return
+        raise self.told(error)
+
+    def told(self, error: EyasError) -> EyasError:
+        """Tell the launcher of an error that ends the engine in every mode; returns it for the caller to raise."""
         self.status.error = str(error)
         self.publish()
         return error

@@ -124,10 +124,13 @@ def audit_weights(original: Callable[..., Any], model: Any, weights: Iterable[tu
 
     first = not getattr(model, "_eyas_loaded", False)
     audit = Audit(model, default_weight_loader)
+    old: dict[str, Tensor] = {}
     if first:
         with torch.no_grad():
-            for parameter in model.parameters():
+            for name, parameter in model.named_parameters():
                 if parameter.dtype in _float_dtypes():
+                    if GUARD.mode == "report":
+                        old[name] = parameter.detach().cpu()
                     parameter.fill_(float("nan"))
     audit.watch()
     try:
@@ -137,13 +140,25 @@ def audit_weights(original: Callable[..., Any], model: Any, weights: Iterable[tu
     faults = _name_faults(audit.dropped, audit.unset() if first else [])
     faults += vocabulary_faults(model.hot_token_id, _draft_size(model), model.config.vocab_size, audit.t2d)
     if faults:
-        raise GUARD.refuse(EngineFailure(
+        _put_back(model, old)
+        GUARD.refuse(EngineFailure(
             "draft checkpoint", "; ".join(faults),
             f"a checkpoint of which {type(model).__name__} uses every tensor and misses none, by the guard",
             "Without this the server would answer and accept no draft token (acceptance length 1.00)."))
     model._eyas_loaded = True
     GUARD.verified("weights")
     return result
+
+
+def _put_back(model: Module, old: dict[str, Tensor]) -> None:
+    """Where the guard only reports, unset weights hold what the memory held, as they would without it."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in old:
+                unset = torch.isnan(parameter)
+                parameter[unset] = old[name].to(parameter.device)[unset]
 
 
 def _draft_size(model: Any) -> int | None:

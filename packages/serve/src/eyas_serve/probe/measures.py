@@ -1,0 +1,78 @@
+"""How far one set of rows is from another, in plain Python: a probe compares a few hundred thousand numbers."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+Rows: TypeAlias = "Sequence[array[float]]"
+MASSIVE = 10.0  # channels so many times above the median are left out: a few huge ones would hide all others
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Found rows against wanted rows.
+
+    Attributes:
+        error: median over rows of |found - wanted| / |wanted|; infinite where a value is not finite.
+        first: the error of the first row.
+        cosine: median over rows.
+        finite: whether every found value is.
+        zero: whether every found value is zero.
+    """
+
+    error: float
+    first: float
+    cosine: float
+    finite: bool
+    zero: bool
+
+
+def distance(found: Rows, wanted: Rows) -> Distance:
+    """Compare rows of equal number and width."""
+    assert len(found) == len(wanted), (len(found), len(wanted))
+    assert len(wanted), "no rows"
+    assert all(len(f) == len(w) for f, w in zip(found, wanted, strict=True)), "widths differ"
+    finite = all(map(math.isfinite, (value for row in found for value in row)))
+    zero = not any(value for row in found for value in row)
+    if not finite:
+        return Distance(math.inf, math.inf, 0.0, False, zero)
+    kept = ordinary(wanted)
+    pairs = [([row[i] for i in kept], [other[i] for i in kept]) for row, other in zip(found, wanted, strict=True)]
+    errors = [relative_error(f, w) for f, w in pairs]
+    return Distance(median(errors), errors[0], median(cosine(f, w) for f, w in pairs), True, zero)
+
+
+def ordinary(rows: Rows) -> list[int]:
+    """Channels that are not massive activations."""
+    means = [sum(map(abs, column)) for column in zip(*rows, strict=True)]
+    limit = MASSIVE * median(means)
+    kept = [i for i, mean in enumerate(means) if mean <= limit]
+    return kept if limit > 0 else list(range(len(means)))
+
+
+def relative_error(found: Sequence[float], wanted: Sequence[float]) -> float:
+    """|found - wanted| / |wanted|; infinite where wanted is zero and found is not."""
+    off = math.sqrt(math.fsum((f - w) ** 2 for f, w in zip(found, wanted, strict=True)))
+    size = math.sqrt(math.fsum(w * w for w in wanted))
+    return off / size if size else (math.inf if off else 0.0)
+
+
+def cosine(found: Sequence[float], wanted: Sequence[float]) -> float:
+    """Cosine of the angle; 0 where either is zero."""
+    product = math.fsum(f * w for f, w in zip(found, wanted, strict=True))
+    sizes = math.sqrt(math.fsum(f * f for f in found)) * math.sqrt(math.fsum(w * w for w in wanted))
+    return product / sizes if sizes else 0.0
+
+
+def theta_of(rows: Rows, positions: Sequence[int]) -> float | None:
+    """The base frequency of plain rotary rows [cosines, sines]: the angle at position 1, in the middle dimension."""
+    if 1 not in positions or not rows or len(rows[0]) < 8:
+        return None
+    row, half = rows[list(positions).index(1)], len(rows[0]) // 2
+    angle = math.atan2(row[half + half // 2], row[half // 2])
+    return math.exp(-math.log(angle) * half / (half // 2)) if angle > 0 else None
