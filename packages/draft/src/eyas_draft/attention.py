@@ -23,21 +23,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eyas_draft.diagonals import merge, merge_backward
+
 aten = torch.ops.aten
 DENSE_UP_TO = 512  # tokens of the longest document in a batch
+STACKED_ON = ("cuda",)  # device types on which the diagonals are merged all at once (`diagonals.py`)
 
 
 class TttAttention:
     """The `attend` of one unrolled batch; remembers the keys and values of the steps so far.
 
     Args:
-        lengths: tokens per document, in order.
+        layout: where the documents lie; or tokens per document, in order.
         num_layers: layers of the draft.
         device: where the batch lies.
     """
 
-    def __init__(self, lengths: Sequence[int], num_layers: int, device: torch.device) -> None:
-        self.layout = Layout(lengths, device)
+    def __init__(self, layout: Layout | Sequence[int], num_layers: int, device: torch.device) -> None:
+        self.layout = layout if isinstance(layout, Layout) else Layout(layout, device)
         self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_layers)]
 
     def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgd: Tensor) -> Tensor:
@@ -51,7 +54,12 @@ class TttAttention:
 
 
 class Layout:
-    """Where each document lies, packed [T] and padded [B, L]."""
+    """Where each document lies, packed [T] and padded [B, L].
+
+    Attributes:
+        bounds: int32 [B+1], where each document begins, and the end of the last.
+        longest: L, or more.
+    """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         sizes = torch.tensor(lengths, device=device)
@@ -62,6 +70,13 @@ class Layout:
         row = torch.arange(len(lengths), device=device).repeat_interleave(sizes)
         column = torch.arange(int(sizes.sum()), device=device) - starts.repeat_interleave(sizes)
         self.slot_t = row * self.longest + column
+
+    @classmethod
+    def fixed(cls, bounds: Tensor, longest: int) -> Layout:
+        """For a GPU's kernels, which need no padding: bounds may be refilled in place, and documents be empty."""
+        layout = cls.__new__(cls)
+        layout.bounds, layout.longest, layout.num_documents = bounds, longest, bounds.numel() - 1
+        return layout
 
     def pad(self, x_tnd: Tensor) -> Tensor:
         """[T, N, D] -> [B, N, L, D], zeros after each document's end."""
@@ -80,7 +95,9 @@ class _PrefixAndDiagonals(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k0: Tensor, v0: Tensor, layout: Layout, *diagonals: Tensor) -> Tensor:
         out, lse = _flash(q, _spread(k0, q), _spread(v0, q), layout)
-        if diagonals:
+        if diagonals and q.device.type in STACKED_ON:
+            out, lse, ctx.weights = merge(q, out, lse, torch.stack(diagonals[::2]), torch.stack(diagonals[1::2]))
+        elif diagonals:
             scale, wide_q = q.shape[-1] ** -0.5, q.to(lse.dtype)
             scores = torch.stack([_rowwise(wide_q, k) for k in diagonals[::2]]) * scale
             merged = torch.logsumexp(torch.cat((lse[None], scores)), dim=0)
@@ -100,7 +117,11 @@ class _PrefixAndDiagonals(torch.autograd.Function):
         grad = grads[0].contiguous()
         dq, dk0, dv0 = _flash_backward(grad, q, _spread(k0, q), _spread(v0, q), out, lse, ctx.layout)
         results: list[Tensor | None] = []
-        if diagonals:
+        if diagonals and q.device.type in STACKED_ON:
+            dq, dk, dv = merge_backward(grad, q, out, dq, ctx.weights, torch.stack(diagonals[::2]),
+                                        torch.stack(diagonals[1::2]))
+            results = [tensor for pair in zip(dk, dv, strict=True) for tensor in pair]
+        elif diagonals:
             scale, wide = q.shape[-1] ** -0.5, lse.dtype
             dq_wide, grad_wide, q_wide = dq.to(wide), grad.to(wide), q.to(wide)
             row = (grad_wide * out).sum(-1)

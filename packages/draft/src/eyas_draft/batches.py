@@ -108,11 +108,14 @@ class Loader:
 
     def batches(self, cursor: int) -> Iterator[list[tuple[int, Sample]]]:
         """Endless batches of (index, sample) from the batch number `cursor` on, epochs one after another."""
+        return (self.load(batch) for batch in self.plans(cursor))
+
+    def plans(self, cursor: int) -> Iterator[list[int]]:
+        """Endless batches of sample numbers from the batch number `cursor` on, epochs one after another."""
         epoch = 0
         while True:
             plan = plan_epoch(self._lengths, self.indices, self.tokens, self.seed, epoch)
-            for batch in plan[cursor:]:
-                yield self.load(batch)
+            yield from plan[cursor:]
             cursor, epoch = max(0, cursor - len(plan)), epoch + 1
 
     def load(self, indices: Sequence[int]) -> list[tuple[int, Sample]]:
@@ -121,12 +124,24 @@ class Loader:
         Raises:
             InvalidInput: more than `limit` such samples.
         """
-        samples = [(i, self.store.sample(i)) for i in indices]
-        for _, sample in samples:
-            if not sample.finite and sample.id not in self.skipped:
-                self.skipped.append(sample.id)
+        kept = []
+        for index in indices:
+            sample = self.store.sample(index)
+            if sample.finite:
+                kept.append((index, sample))
+            else:
+                self.pass_over(sample.id)
+        return kept
+
+    def pass_over(self, sample_id: str) -> None:
+        """Count a sample with non-finite states.
+
+        Raises:
+            InvalidInput: more than `limit` such samples.
+        """
+        if sample_id not in self.skipped:
+            self.skipped.append(sample_id)
         if len(self.skipped) > self.limit:
             raise InvalidInput(str(self.store.folder), f"NaN or infinite states in {len(self.skipped)} samples: "
                                f"{', '.join(self.skipped[:10])}", f"at most {self.limit}, by --max-bad-samples",
                                "The target overflowed while extracting (often fp16); extract again in bf16.")
-        return [(i, sample) for i, sample in samples if sample.finite]

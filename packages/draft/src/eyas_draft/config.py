@@ -23,7 +23,9 @@ class TrainConfig:
         init: start from the target's last layer, or from random weights.
         ttt_steps: unrolled steps.
         decay: step i weighs decay^i in the loss.
+        loss: ce, kl, tv, lk-alpha, lk-lambda, choice, or a mix such as ce=0.5,choice=0.5 (see objectives.py).
         epochs: passes over the store.
+        max_steps: optimiser steps after which the run ends, in the midst of an epoch too; 0 for all epochs.
         tokens_per_batch: packed tokens of one forward pass, prompts included.
         accumulate: forward passes per optimiser step.
         lr: peak learning rate.
@@ -40,6 +42,13 @@ class TrainConfig:
         checkpoint_every: optimiser steps between checkpoints, each with a measurement; 0 for the end of each epoch.
         keep: newest checkpoints kept, beside the best.
         max_bad_samples: samples with NaN or infinite states passed over before the run stops.
+        max_bad_steps: steps with a gradient that is not finite left out before the run stops (fixed shapes only; the
+            other way stops at the first).
+        shapes: fixed packs every batch to one shape and lets a GPU run ahead; ragged takes batches as they come;
+            auto is fixed on a GPU.
+        compile: fuse elementwise chains with torch.compile (GPU, fixed shapes).
+        cuda_graph: record a step once and replay it (GPU, fixed shapes).
+        resident: whether the whole store is put on the device (fixed shapes); auto puts it on a GPU that it fits.
         verify_store: compare every shard with its SHA-256 when first read.
         log_seconds: seconds between progress lines where there is no terminal.
     """
@@ -55,7 +64,9 @@ class TrainConfig:
     init: Literal["target", "random"] = "target"
     ttt_steps: int = 7
     decay: float = 0.8
+    loss: str = "ce"
     epochs: int = 6
+    max_steps: int = 0
     tokens_per_batch: int = 2048
     accumulate: int = 1
     lr: float = 1e-3
@@ -72,11 +83,17 @@ class TrainConfig:
     checkpoint_every: int = 0
     keep: int = 2
     max_bad_samples: int = 10
+    max_bad_steps: int = 10
+    shapes: Literal["auto", "fixed", "ragged"] = "auto"
+    compile: bool = True
+    cuda_graph: bool = True
+    resident: Literal["auto", "yes", "no"] = "auto"
     verify_store: bool = True
     log_seconds: float = 10.0
 
 
-FREE_ON_RESUME = ("store", "target", "out", "keep", "verify_store", "log_seconds")
+FREE_ON_RESUME = ("store", "target", "out", "keep", "verify_store", "log_seconds", "compile", "cuda_graph", "resident",
+                  "max_bad_samples", "max_bad_steps")
 """Fields of TrainConfig that may change when a run is continued: they do not change its result."""
 
 

@@ -21,6 +21,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas_contract import DraftSpec, InvalidInput, llama_tensors
+from eyas_draft.regions import region
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q_TQD, k_TGD, v_TGD) -> out_TQD."""
@@ -54,13 +55,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, spec.num_kv_heads * spec.head_dim, bias=False)
         self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
 
-    def forward(self, x_tw: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, layer: int) -> Tensor:
-        """x [T, W], rope (cos, sin) [T, 1, D] -> [T, H]."""
+    def forward(self, x_tw: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, W], rope (cos, sin) [T, 1, D] -> q [T, Q, D], k and v [T, G, D]; `o_proj` is applied by the layer."""
         q_tqd = rotate(self.q_proj(x_tw).view(-1, self.num_heads, self.head_dim), rope)
         k_tgd = rotate(self.k_proj(x_tw).view(-1, self.num_kv_heads, self.head_dim), rope)
-        v_tgd = self.v_proj(x_tw).view(-1, self.num_kv_heads, self.head_dim)
-        out: Tensor = self.o_proj(attend(layer, q_tqd, k_tgd, v_tgd).flatten(1))
-        return out
+        return q_tqd, k_tgd, self.v_proj(x_tw).view(-1, self.num_kv_heads, self.head_dim)
 
 
 class Mlp(nn.Module):
@@ -93,12 +92,33 @@ class Layer(nn.Module):
 
     def forward(self, embeds_th: Tensor, hidden_th: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """[T, H] -> the residual stream after the layer, [T, H]."""
-        x = self.hidden_norm(hidden_th)
-        if self.index == 0:
-            x = torch.cat((self.input_layernorm(embeds_th), x), dim=-1)
-        residual = hidden_th + self.self_attn(x, rope, attend, self.index)
-        out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
-        return out
+        q_tqd, k_tgd, v_tgd = _before_attention(self, embeds_th, hidden_th, rope)
+        return _after_attention(self, hidden_th, attend(self.index, q_tqd, k_tgd, v_tgd))
+
+
+@region
+def _before_attention(layer: Layer, embeds_th: Tensor, hidden_th: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[
+        Tensor, Tensor, Tensor]:
+    """Queries, keys and values of a layer."""
+    x = layer.hidden_norm(hidden_th)
+    if layer.index == 0:
+        x = torch.cat((layer.input_layernorm(embeds_th), x), dim=-1)
+    qkv: tuple[Tensor, Tensor, Tensor] = layer.self_attn(x, rope)
+    return qkv
+
+
+@region
+def _after_attention(layer: Layer, hidden_th: Tensor, out_tqd: Tensor) -> Tensor:
+    """The residual stream, from the layer's input and its attention's output."""
+    residual = hidden_th + layer.self_attn.o_proj(out_tqd.flatten(1))
+    out: Tensor = residual + layer.mlp(layer.post_attention_layernorm(residual))
+    return out
+
+
+@region
+def _normed(norm: RmsNorm, hidden_th: Tensor) -> Tensor:
+    out: Tensor = norm(hidden_th)
+    return out
 
 
 class DraftModel(nn.Module):
@@ -157,7 +177,7 @@ class DraftModel(nn.Module):
         rope = (cos[0, :, None], sin[0, :, None])
         for layer in self.layers:
             hidden_th = layer(embeds, hidden_th, rope, attend)
-        normed = self.norm(hidden_th)
+        normed = _normed(self.norm, hidden_th)
         return normed, normed if self.spec.norm_output else hidden_th
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eyas_contract import CaptureSpec, Contract, CorruptFile, InvalidInput, Manifest, ShardRecord
 from eyas_contract.safetensors_header import Header, read_header
-from eyas_draft.mapped import map_tensor, sha256_of
+from eyas_draft.mapped import dequantised, map_tensor, sha256_of
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Sample:
         id: the sample's id.
         input_ids_t: int32 [T].
         loss_mask_t: bool [T], True where the assistant produced the token.
-        aux_tke: [T, K*E] outputs of the aux layers.
-        last_te: [T, E] output of the last layer.
+        aux_tke: [T, K*E] outputs of the aux layers; bf16 where the store holds e4m3.
+        last_te: [T, E] output of the last layer, likewise.
     """
 
     id: str
@@ -76,6 +76,11 @@ class Store:
         shard, place = self._places[index]
         return self.manifest.shards[shard].samples[place].trained
 
+    def id(self, index: int) -> str:
+        """Id of a sample."""
+        shard, place = self._places[index]
+        return self.manifest.shards[shard].samples[place].id
+
     def sample(self, index: int) -> Sample:
         """Map one sample. Raises CorruptFile where its shard does not verify."""
         shard, place = self._places[index]
@@ -86,8 +91,11 @@ class Store:
         if int(mask.sum()) != record.trained:
             raise _corrupt(self.folder / self.manifest.shards[shard].file,
                            f"sample {record.id!r} has {int(mask.sum())} trained tokens, the manifest {record.trained}")
-        return Sample(record.id, tensors["input_ids"][start:end], mask, tensors["aux_hidden_states"][start:end],
-                      tensors["last_hidden_state"][start:end])
+        aux, last = tensors["aux_hidden_states"][start:end], tensors["last_hidden_state"][start:end]
+        if "aux_scales" in tensors:
+            aux = dequantised(aux, tensors["aux_scales"][start:end])
+            last = dequantised(last, tensors["last_scale"][start:end])
+        return Sample(record.id, tensors["input_ids"][start:end], mask, aux, last)
 
     def token_counts(self) -> Tensor:
         """Occurrences of every target token among the trained tokens, int64 [V_target]."""
@@ -159,7 +167,7 @@ class Store:
 def _shape_faults(found: dict[str, tuple[str, tuple[int, ...]]], capture: CaptureSpec, shard: ShardRecord) -> list[str]:
     """Where a shard's header differs from the contract's tensor table and the manifest's record."""
     sizes = {"T": sum(s.tokens for s in shard.samples), "H": capture.hidden_size, "K*H": capture.aux_width,
-             "N+1": len(shard.samples) + 1}
+             "K": len(capture.aux_layer_ids), "N+1": len(shard.samples) + 1}
     wanted = {t.name: (t.dtype, tuple(sizes[d] if d in sizes else int(d) for d in t.dims)) for t in capture.tensors}
     recorded = {t.name: (t.dtype, t.shape) for t in shard.tensors}
     faults = []
@@ -174,5 +182,3 @@ def _shape_faults(found: dict[str, tuple[str, tuple[int, ...]]], capture: Captur
 def _corrupt(path: Path, found: str) -> CorruptFile:
     return CorruptFile(str(path), found, "the shard that extraction wrote",
                        "Copy the shard again, or delete it and its line in the manifest by extracting anew.")
-
-

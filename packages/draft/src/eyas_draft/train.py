@@ -9,24 +9,25 @@ else has a memory.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any, TextIO
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TextIO
 
 import torch
-from torch import Tensor
 
 from eyas_contract import Contract, InvalidInput, canonical, compare
 from eyas_contract.commands import Progress, plain_config, save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_draft import checkpoint
-from eyas_draft.batches import Batch, Loader, split
+from eyas_draft.batches import Batch, Loader, plan_epoch, split
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
-from eyas_draft.loss import TttLoss, ttt_loss
+from eyas_draft.feed import Feed
+from eyas_draft.fixed import FixedStepper, pack_sizes
 from eyas_draft.metrics import MetricsLog
+from eyas_draft.ragged import RaggedStepper
 from eyas_draft.setup import Setup, draft_ids, prepare
-from eyas_draft.ttt import Teacher, scored_positions
+from eyas_draft.ttt import Teacher, autocast
 from eyas_draft.walk import Walk, walk
 
 SETTINGS = "config.resolved.json"
@@ -58,95 +59,84 @@ class Trainer:
         self.draft_ids_v = ids.to(self.device)
         trained, self.held = split(self.setup.store, config.holdout, config.seed)
         self.loader = Loader(self.setup.store, trained, config.tokens_per_batch, config.seed, config.max_bad_samples)
-        self.total = sum(self.loader.num_batches(e) for e in range(config.epochs)) // config.accumulate
-        if not self.total:
-            raise InvalidInput("--accumulate", str(config.accumulate), "at least one optimiser step in the whole run",
-                               "Lower --accumulate or --tokens-per-batch.")
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, betas=(0.9, config.beta2),
-                                           weight_decay=config.weight_decay, fused=True)
+        self.total = self._total_steps()
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay,
+            fused=True, capturable=self.device.type == "cuda")
         self.step, self.cursor, self.best = 0, 0, 0.0
-        self._known: dict[int, Tensor] = {}
         self._resume()
+        self.stepper = self._stepper()
 
     def run(self) -> Walk:
         """Train to the end; returns the last measurement."""
         log = MetricsLog(self.config.out, self.step)
-        batches = self.loader.batches(self.cursor)
         measured = self._measure(log) if self.step == 0 else None
-        per_step = sum(self.setup.store.length(i) for i in self.loader.indices) * self.config.epochs / self.total
-        note = "already finished"
+        per_step = sum(self.setup.store.length(i) for i in self.loader.indices) / self._steps_per_epoch()
+        numbers = "already finished"
         progress = Progress(round(per_step * self.total), "tokens", "train", already=round(per_step * self.step),
                             every=self.config.log_seconds, stream=self.stream)
         while self.step < self.total:
-            begun = time.monotonic()
-            values = self._optimiser_step(batches)
+            tokens = self.stepper.advance(self.step + 1, learning_rate(self.config, self.step, self.total))
             self.step += 1
-            log.write(step=self.step, **values, seconds=round(time.monotonic() - begun, 4))
+            if self._at_checkpoint() or self.step % self.stepper.every == 0:
+                for record in self.stepper.drain():
+                    log.write(**record)
+                    numbers = f"step {record['step']}/{self.total}  loss {record['loss']:.3f}"
             if self._at_checkpoint():
                 measured = self._measure(log)
                 self._save(measured)
-            note = f"step {self.step}/{self.total}  loss {values['loss']:.3f}"
-            if measured:
-                note += f"  acceptance length {measured.acceptance_length:.3f} (held out, bonus counted)"
-            progress.update(values["tokens"], note)
+            progress.update(tokens, numbers + _note(measured))
         log.close()
-        progress.close(note)
+        self.stepper.close()
+        progress.close(numbers + _note(measured))
         return measured or self._walk()
 
-    def _optimiser_step(self, batches: Iterator[list[Any]]) -> dict[str, Any]:
-        """Forward and backward over `accumulate` batches, one update; returns what metrics.jsonl records."""
-        rate = learning_rate(self.config, self.step, self.total)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        parts: list[TttLoss] = []
-        tokens = 0
-        while len(parts) < self.config.accumulate:
-            samples = next(batches)
-            self.cursor += 1
-            if not samples:
-                continue
-            batch = Batch.pack([sample for _, sample in samples], self.device)
-            with self._autocast():
-                part = ttt_loss(self.model, batch, self._scored(batch, samples), self.teacher.probabilities,
-                                steps=self.config.ttt_steps, decay=self.config.decay)
-            (part.loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
-            parts.append(part)
-            tokens += batch.input_ids_t.numel()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        if not math.isfinite(float(norm)):
-            raise InvalidInput(f"step {self.step + 1}", f"a gradient of norm {float(norm)}", "finite gradients",
-                               "Lower --lr, or train in fp32; the last checkpoint is intact.")
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        scored = torch.stack([p.scored for p in parts]).sum(0)
-        accuracy = torch.stack([p.correct for p in parts]).sum(0) / scored.clamp(min=1)
-        losses = torch.stack([p.step_losses for p in parts]).mean(0)
-        return {"cursor": self.cursor, "loss": _round(torch.stack([p.loss.detach() for p in parts]).mean()),
-                "step_losses": [_round(x) for x in losses], "step_accuracy": [_round(x) for x in accuracy],
-                "lr": rate, "grad_norm": _round(norm), "tokens": tokens, "trained": int(scored[0])}
+    def _steps_per_epoch(self) -> float:
+        epochs = max(1, self.config.epochs)
+        return sum(self.loader.num_batches(e) for e in range(epochs)) / epochs / self.config.accumulate
 
-    def _scored(self, batch: Batch, samples: list[Any]) -> Tensor:
-        """bool [T]: trained positions whose target choice the draft can propose.
+    def _total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        config = self.config
+        total = sum(self.loader.num_batches(e) for e in range(config.epochs)) // config.accumulate
+        if config.max_steps:
+            total = min(total, config.max_steps)
+        if not total:
+            raise InvalidInput("--accumulate", str(config.accumulate), "at least one optimiser step in the whole run",
+                               "Lower --accumulate or --tokens-per-batch.")
+        return total
 
-        The target's choice needs its whole head; it is computed once a sample, alone, so that it does not depend on
-        what the sample was packed with, and remembered.
-        """
-        scored = scored_positions(batch)
-        start = 0
-        for (index, _), length in zip(samples, batch.lengths, strict=True):
-            inside = torch.nonzero(scored[start:start + length]).squeeze(1) + start
-            if index not in self._known:
-                self._known[index] = self.teacher.proposable(batch.last_te[inside])
-            scored[inside] = self._known[index]
-            start += length
-        return scored
+    def _stepper(self) -> RaggedStepper | FixedStepper:
+        """Fixed shapes on a GPU, ragged ones on a CPU, unless the settings say which."""
+        config = self.config
+        fixed = self.device.type == "cuda" if config.shapes == "auto" else config.shapes == "fixed"
+        if not fixed:
+            return RaggedStepper(config, self.model, self.teacher, self.optimizer, self.loader, self.cursor)
+        plans = list(islice(self.loader.plans(0), self.total * config.accumulate))
+        resident = None if config.resident == "auto" else config.resident == "yes"
+        feed = Feed(self.loader, pack_sizes(self.loader, plans), self.device, resident)
+        return FixedStepper(config, self.model, self.teacher, self.optimizer, self.loader, feed, self.cursor,
+                            self._report)
+
+    def _report(self, line: str) -> None:
+        stream = self.stream or sys.stderr
+        stream.write(line + "\n")
+        stream.flush()
 
     def _walk(self) -> Walk:
         """Expected acceptance length on the held-out samples."""
-        samples = [self.loader.load([i]) for i in self.held]
-        batches = (Batch.pack([one[0][1]], self.device) for one in samples if one)
-        with self._autocast():
-            return walk(self.model, batches, self.config.chain, self.draft_ids_v)
+        with autocast(self.device, self.config.precision):
+            return walk(self.model, self._held_out(), self.config.chain, self.draft_ids_v)
+
+    def _held_out(self) -> Iterator[Batch]:
+        """Held-out samples: one at a time, packed on a GPU, which would idle over one."""
+        size = self.config.tokens_per_batch if self.device.type == "cuda" else 0
+        lengths = [self.setup.store.length(i) for i in range(len(self.setup.store))]
+        plans: Iterable[list[int]] = plan_epoch(lengths, self.held, size, 0, 0) if size else ([i] for i in self.held)
+        for plan in plans:
+            samples = [sample for _, sample in self.loader.load(plan)]
+            if samples:
+                yield Batch.pack(samples, self.device)
 
     def _measure(self, log: MetricsLog) -> Walk | None:
         """Walk the held-out samples, log the result, remember the best."""
@@ -159,7 +149,7 @@ class Trainer:
         return result
 
     def _at_checkpoint(self) -> bool:
-        every = self.config.checkpoint_every or max(1, self.total // self.config.epochs)
+        every = self.config.checkpoint_every or max(1, int(self._steps_per_epoch()))
         return self.step % every == 0 or self.step == self.total
 
     def _save(self, measured: Walk | None) -> None:
@@ -167,6 +157,7 @@ class Trainer:
         if measured and measured.acceptance_length >= self.best:
             self.best = measured.acceptance_length
             checkpoint.mark_best(self.config.out, self.step, self.best)  # first: a kill here is made good by resuming
+        self.cursor = self.stepper.cursor
         state = {"step": self.step, "cursor": self.cursor, "best": self.best, "skipped": list(self.loader.skipped),
                  "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
                  "random": torch.get_rng_state()}
@@ -202,8 +193,11 @@ class Trainer:
         write_text_atomic(run / "coverage.json", canonical.dumps(self.setup.coverage) + "\n")
         save_config(self.config, run, SETTINGS)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+def _note(measured: Walk | None) -> str:
+    if measured is None:
+        return ""
+    return f"  acceptance length {measured.acceptance_length:.3f} (held out, bonus counted)"
 
 
 def learning_rate(config: TrainConfig, step: int, total: int) -> float:
@@ -213,7 +207,3 @@ def learning_rate(config: TrainConfig, step: int, total: int) -> float:
         return config.lr * (step + 1) / rising
     share = (step - rising) / max(1, total - rising)
     return config.lr * (config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def _round(value: Tensor) -> float:
-    return round(float(value), 6)

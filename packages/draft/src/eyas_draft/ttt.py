@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas_draft.attention import TttAttention
+from eyas_draft.attention import Layout, TttAttention
 from eyas_draft.batches import Batch
 from eyas_draft.model import DraftModel
 from eyas_draft.target_weights import TargetWeights
@@ -47,16 +47,39 @@ def unroll(model: DraftModel, batch: Batch, steps: int, scored_t: Tensor) -> Ite
         steps: how many.
         scored_t: bool [T], positions whose target distribution counts (see `scored_positions`).
     """
-    attend = TttAttention(batch.lengths, model.spec.num_layers, batch.input_ids_t.device)
-    hidden = model.fuse(batch.aux_tke.to(model.fc.weight.dtype))
-    here = torch.arange(batch.input_ids_t.numel(), device=batch.input_ids_t.device)
+    rows = Rows(batch.input_ids_t, batch.positions_t, batch.ends_t)
+    layout = Layout(batch.lengths, batch.input_ids_t.device)
+    for index, (normed, source, inside) in enumerate(unroll_rows(model, rows, batch.aux_tke, layout, steps)):
+        kept = torch.nonzero(inside & scored_t[source]).squeeze(1)
+        yield Step(index, normed, kept, source[kept])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tokens of a batch: ids, rotary positions, and where each one's document ends (index after it); int64 [T]."""
+
+    input_ids_t: Tensor
+    positions_t: Tensor
+    ends_t: Tensor
+
+
+def unroll_rows(model: DraftModel, rows: Rows, aux_tke: Tensor, layout: Layout, steps: int) -> Iterator[
+        tuple[Tensor, Tensor, Tensor]]:
+    """`unroll` before any row is chosen.
+
+    Yields:
+        for each step normed [T, H], the position [T] whose target state gives each row's distribution, and whether
+        [T] it lies in the row's document.
+    """
+    attend = TttAttention(layout, model.spec.num_layers, rows.input_ids_t.device)
+    hidden = model.fuse(aux_tke.to(model.fc.weight.dtype))
+    here = torch.arange(rows.input_ids_t.numel(), device=rows.input_ids_t.device)
     for index in range(steps):
         source = here + 1 + index
-        inside = source < batch.ends_t
-        source = torch.minimum(source, batch.ends_t - 1)  # rows past the end compute on, unseen and unscored
-        normed, hidden = model(batch.input_ids_t[source], hidden, batch.positions_t + index, attend)
-        rows = torch.nonzero(inside & scored_t[source]).squeeze(1)
-        yield Step(index, normed, rows, source[rows])
+        inside = source < rows.ends_t
+        source = torch.minimum(source, rows.ends_t - 1)  # rows past the end compute on, unseen and unscored
+        normed, hidden = model(rows.input_ids_t[source], hidden, rows.positions_t + index, attend)
+        yield normed, source, inside
 
 
 def scored_positions(batch: Batch) -> Tensor:
@@ -84,6 +107,7 @@ class Teacher:
         self.draft_head_vh = self.head_vh[draft_ids_v.to(device)]
         self.in_draft = torch.zeros(self.head_vh.shape[0], dtype=torch.bool, device=device)
         self.in_draft[draft_ids_v.to(device)] = True
+        self.covers_all = bool(self.in_draft.all())
         self.norm_h = weights.norm_h.to(device, torch.float32)
 
     def states(self, last_th: Tensor) -> Tensor:
@@ -98,6 +122,11 @@ class Teacher:
 
     def proposable(self, last_nh: Tensor) -> Tensor:
         """bool [N]: whether the target's own choice is a token that the draft can propose."""
-        if bool(self.in_draft.all()):
+        if self.covers_all:
             return torch.ones(last_nh.shape[0], dtype=torch.bool, device=last_nh.device)
         return self.in_draft[(self.states(last_nh) @ self.head_vh.T).argmax(-1)]
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """bfloat16 matrix products where the settings say `bf16`."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")

@@ -1,0 +1,223 @@
+"""Keeps a GPU fed: packs are laid out ahead by a thread, states lie on the device or are read ahead of their use.
+
+A store that fits is put on the device once, and a batch is then one small copy and two gathers; a larger one is read
+from its memory map into pinned memory by the same thread. Both end in the same buffers, whose addresses never change.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas_draft.batches import Loader
+from eyas_draft.packs import PackSizes, fill_pack, split_parts
+from eyas_draft.store import Sample, Store
+
+T = TypeVar("T")
+AHEAD = 4  # batches prepared before they are asked for
+SHARE = 0.5  # of the device's free memory that a store may take
+CHECK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Where a batch lies on the device.
+
+    Attributes:
+        ints: int32 [sizes.total], see `packs.fill_pack`.
+        input_ids_t: int64 [T].
+        aux_tke: [T, K*E] target states.
+        last_me: [M, E] last states of the scored positions.
+    """
+
+    ints: Tensor
+    input_ids_t: Tensor
+    aux_tke: Tensor
+    last_me: Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch on the host: its numbers, its tokens (padding not counted), and its states where they are streamed."""
+
+    ints: Tensor
+    tokens: int
+    samples: int
+    rows: tuple[Tensor, Tensor, Tensor] | None
+
+
+class Feed:
+    """Fills the buffers of one run.
+
+    Args:
+        loader: what to read, and the account of samples passed over.
+        sizes: of every pack.
+        device: where the buffers lie.
+        resident: put the whole store on the device; None where it fits a GPU.
+    """
+
+    def __init__(self, loader: Loader, sizes: PackSizes, device: torch.device, resident: bool | None = None) -> None:
+        self.loader, self.sizes, self.device = loader, sizes, device
+        store = loader.store
+        capture = store.contract.capture
+        self.dtype = store.sample(0).aux_tke.dtype
+        self.firsts = [0, *accumulate(store.length(i) for i in range(len(store)))]
+        self.buffers = Buffers(
+            torch.zeros(sizes.total, dtype=torch.int32, device=device),
+            torch.zeros(sizes.tokens, dtype=torch.int64, device=device),
+            torch.zeros(sizes.tokens, capture.aux_width, dtype=self.dtype, device=device),
+            torch.zeros(sizes.scored, capture.hidden_size, dtype=self.dtype, device=device))
+        self.resident = fits(store, device) if resident is None else resident
+        self._table = Table(store, device) if self.resident else None
+        self._masks: dict[int, np.typing.NDArray[np.bool_]] = {}
+
+    def batches(self, plans: Iterator[list[int]]) -> Iterator[Prepared]:
+        """Prepared batches in the plan's order, laid out ahead by a thread."""
+        return ahead((self.prepare(plan) for plan in plans), AHEAD)
+
+    def prepare(self, indices: Sequence[int]) -> Prepared:
+        """Lay one batch out on the host; samples with non-finite states are left out and counted.
+
+        Raises:
+            InvalidInput: too many such samples.
+            CorruptFile: a shard that does not verify.
+        """
+        samples: list[Sample] = []
+        if self._table:
+            kept = [i for i in indices if i not in self._table.bad]
+            for i in indices:
+                if i in self._table.bad:
+                    self.loader.pass_over(self.loader.store.id(i))
+            masks, firsts = [self._table.mask(i) for i in kept], [self.firsts[i] for i in kept]
+        else:
+            samples = [sample for _, sample in self.loader.load(indices)]
+            masks = [sample.loss_mask_t.numpy() for sample in samples]
+            firsts = [0, *accumulate(len(mask) for mask in masks)][:-1]
+        ints = self._pinned(torch.empty(self.sizes.total, dtype=torch.int32))
+        tokens = fill_pack(ints.numpy(), self.sizes, firsts, masks) if masks else 0
+        rows = self._rows(samples, ints) if samples else None
+        return Prepared(ints, tokens, len(masks), rows)
+
+    def place(self, batch: Prepared) -> None:
+        """Copy a prepared batch into the buffers."""
+        buffers = self.buffers
+        buffers.ints.copy_(batch.ints, non_blocking=True)
+        if batch.rows is not None:
+            for buffer, rows in zip((buffers.input_ids_t, buffers.aux_tke, buffers.last_me), batch.rows, strict=True):
+                buffer.copy_(rows, non_blocking=True)
+            return
+        assert self._table
+        parts = self.parts()
+        take = parts["take"].long()
+        buffers.input_ids_t.copy_(self._table.input_ids[take])
+        torch.index_select(self._table.aux, 0, take, out=buffers.aux_tke)
+        torch.index_select(self._table.last, 0, take[parts["sources"].clamp(min=0).long()], out=buffers.last_me)
+
+    def parts(self) -> dict[str, Tensor]:
+        """The buffers' numbers by name, int32 views."""
+        names = self.sizes.parts
+        return dict(zip(names, torch.split(self.buffers.ints, list(names.values())), strict=True))
+
+    def _rows(self, samples: Sequence[Sample], ints: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States of a streamed batch, gathered into pinned memory."""
+        buffers = self.buffers
+        ids, aux, last = (self._pinned(torch.zeros(b.shape, dtype=b.dtype))
+                          for b in (buffers.input_ids_t, buffers.aux_tke, buffers.last_me))
+        used = sum(s.input_ids_t.numel() for s in samples)
+        ids[:used] = torch.cat([s.input_ids_t for s in samples]).long()
+        torch.cat([s.aux_tke for s in samples], out=aux[:used])
+        sources = torch.from_numpy(split_parts(self.sizes, ints.numpy())["sources"]).long()
+        sources = sources[sources >= 0]
+        last[:sources.numel()] = torch.cat([s.last_te for s in samples])[sources]
+        return ids, aux, last
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+
+class Table:
+    """A whole store on the device, rows of all samples one after another.
+
+    Attributes:
+        input_ids: int64 [N]; aux: [N, K*E]; last: [N, E].
+        bad: samples with NaN or infinite states.
+    """
+
+    def __init__(self, store: Store, device: torch.device) -> None:
+        total, capture = sum(store.length(i) for i in range(len(store))), store.contract.capture
+        dtype = store.sample(0).aux_tke.dtype
+        self.input_ids = torch.empty(total, dtype=torch.int64, device=device)
+        self.aux = torch.empty(total, capture.aux_width, dtype=dtype, device=device)
+        self.last = torch.empty(total, capture.hidden_size, dtype=dtype, device=device)
+        self._masks = []
+        bounds = [0]
+        for index in range(len(store)):
+            sample = store.sample(index)
+            start, end = bounds[-1], bounds[-1] + sample.input_ids_t.numel()
+            self.input_ids[start:end].copy_(sample.input_ids_t)
+            self.aux[start:end].copy_(sample.aux_tke)
+            self.last[start:end].copy_(sample.last_te)
+            self._masks.append(sample.loss_mask_t.numpy())
+            bounds.append(end)
+        finite = torch.cat([torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1) for a, b in zip(
+            torch.split(self.aux, CHECK_ROWS), torch.split(self.last, CHECK_ROWS), strict=True)]).cpu()
+        rows = torch.nonzero(~finite).squeeze(1)
+        self.bad = set((torch.searchsorted(torch.tensor(bounds), rows, right=True) - 1).tolist())
+
+    def mask(self, index: int) -> np.typing.NDArray[np.bool_]:
+        """Loss mask of a sample."""
+        return self._masks[index]
+
+
+def fits(store: Store, device: torch.device) -> bool:
+    """Whether the store's states may lie on the device."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(shard.bytes for shard in store.manifest.shards) < SHARE * free
+
+
+def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+    """The same items, `depth` of them made ahead by a thread, which ends with the iterator that is returned."""
+    ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+    over = threading.Event()
+
+    def put(item: T | None, error: BaseException | None = None) -> None:
+        while not over.is_set():
+            try:
+                ready.put((item, error), timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item)
+                if over.is_set():
+                    return
+            put(None)
+        except BaseException as error:  # handed to the consumer, who raises it
+            put(None, error)
+
+    thread = threading.Thread(target=work, name="eyas-draft feed", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        over.set()
+        thread.join()
