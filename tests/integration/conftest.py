@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "serve"))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "serve")]
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent

@@ -42,10 +42,10 @@ def find_faults(record: Record, golden: GoldenRecord, stages: list[StageResult],
         stages: `compare` of them.
         next_token: the server's own first token after the prompt, where known.
     """
-    result = [*state_findings(record, golden, stages, next_token), *_inputs(record, golden, next_token)]
-    rope = _rope(record, golden)
+    inputs, rope = _inputs(record, golden, next_token), _rope(record, golden)
+    result = [*state_findings(record, golden, stages, next_token), *inputs]
     for stage in stages:
-        if stage.name.startswith(("aux.", "states")):
+        if stage.name.startswith(("aux.", "states")) or (inputs and stage.name == "embedding"):
             continue
         finding = _stage(stage, stages, bool(rope))
         if finding is not None:
@@ -88,7 +88,7 @@ def _stage(stage: StageResult, stages: list[StageResult], rope_differs: bool) ->
         return Finding(code, "error", where, f"{found}; right at position 0, where only v_proj and o_proj matter",
                        "the trained values at every position", LOW,
                        "Export q_proj and k_proj again; check the attention backend's causal mask and head_dim.")
-    if code != "probe-norm" and abs(apart.cosine) < ALIKE:
+    if code not in ("probe-norm", "probe-embedding") and abs(apart.cosine) < ALIKE:
         return Finding("probe-weights", "error", where, f"{found}: unlike the trained weights, random or never set",
                        "the trained weights", LOW, "Name the tensors as the engine knows them (eyas-serve preflight "
                        "lists them). " + remedy)
