@@ -98,7 +98,8 @@ def _shard_faults(store: Path, contract: Contract, shard: ShardRecord) -> list[t
 def _header_faults(header: Header, contract: Contract, shard: ShardRecord, size: int) -> list[str]:
     faults = [f"{size} bytes, not {shard.bytes}"] if size != shard.bytes else []
     dims = {"T": sum(s.tokens for s in shard.samples), "N+1": len(shard.samples) + 1,
-            "K*H": contract.capture.aux_width, "H": contract.capture.hidden_size}
+            "K": len(contract.capture.aux_layer_ids), "K*H": contract.capture.aux_width,
+            "H": contract.capture.hidden_size}
     for spec in contract.capture.tensors:
         info = header.tensors.get(spec.name)
         shape = tuple(dims[d] if d in dims else int(d) for d in spec.dims)
@@ -132,10 +133,11 @@ def _sample_faults(tensors: dict[str, torch.Tensor], capture: CaptureSpec, shard
                          torch.split(tensors["aux_hidden_states"][rows], capture.hidden_size, dim=1),
                          strict=True))
         for name, part in {**parts, "the last layer": tensors["last_hidden_state"][rows]}.items():
-            bad = part.numel() - int(torch.isfinite(part).sum())
+            values = part.float() if part.element_size() == 1 else part  # torch counts nothing in e4m3
+            bad = values.numel() - int(torch.isfinite(values).sum())
             if bad:
                 faults.append((sample.id, f"{bad} non-finite values in the states of {name}"))
-            elif not part.any():
+            elif not values.any():
                 faults.append((sample.id, f"all states of {name} are zero"))
     return faults
 

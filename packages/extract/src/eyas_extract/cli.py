@@ -1,27 +1,49 @@
-"""The command `eyas-extract`: regenerate, run, plan, show, check. Parses, calls, prints."""
+"""The command `eyas-extract`. Parses, calls, prints."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from eyas_contract import Manifest
 from eyas_contract.canonical import to_plain
 from eyas_contract.commands import duration, expand_config, run_command
 from eyas_contract.contract import write_text_atomic
-from eyas_extract.config import CheckConfig, PlanConfig, RegenerateConfig, RunConfig, ShowConfig
+from eyas_extract.config import (
+    CheckConfig,
+    EngineConfig,
+    MergeConfig,
+    PlanConfig,
+    RegenerateConfig,
+    RepairConfig,
+    RunConfig,
+    ShowConfig,
+    SplitConfig,
+    StatsConfig,
+)
+
+if TYPE_CHECKING:
+    from eyas_extract.check import Report
 
 COMMANDS: dict[str, type] = {"regenerate": RegenerateConfig, "run": RunConfig, "plan": PlanConfig, "show": ShowConfig,
-                             "check": CheckConfig}
+                             "check": CheckConfig, "repair": RepairConfig, "stats": StatsConfig, "merge": MergeConfig,
+                             "split": SplitConfig, "engine": EngineConfig}
 Command = (Annotated[RegenerateConfig, tyro.conf.subcommand("regenerate")]
            | Annotated[RunConfig, tyro.conf.subcommand("run")]
            | Annotated[PlanConfig, tyro.conf.subcommand("plan")]
            | Annotated[ShowConfig, tyro.conf.subcommand("show")]
-           | Annotated[CheckConfig, tyro.conf.subcommand("check")])
+           | Annotated[CheckConfig, tyro.conf.subcommand("check")]
+           | Annotated[RepairConfig, tyro.conf.subcommand("repair")]
+           | Annotated[StatsConfig, tyro.conf.subcommand("stats")]
+           | Annotated[MergeConfig, tyro.conf.subcommand("merge")]
+           | Annotated[SplitConfig, tyro.conf.subcommand("split")]
+           | Annotated[EngineConfig, tyro.conf.subcommand("engine")])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,13 +60,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(config: Any) -> int:
-    if isinstance(config, PlanConfig):  # before its parent, RunConfig
-        return _plan(config)
-    if isinstance(config, RunConfig):
-        return _run(config)
-    if isinstance(config, RegenerateConfig):
-        return _regenerate(config)
-    return _show(config) if isinstance(config, ShowConfig) else _check(config)
+    actions: dict[type, Callable[[Any], int]] = {
+        RegenerateConfig: _regenerate, RunConfig: _run, PlanConfig: _plan, ShowConfig: _show, CheckConfig: _check,
+        RepairConfig: _repair, StatsConfig: _stats, MergeConfig: _merge, SplitConfig: _split, EngineConfig: _engine}
+    return actions[type(config)](config)
 
 
 def _regenerate(config: RegenerateConfig) -> int:
@@ -111,9 +130,71 @@ def _check(config: CheckConfig) -> int:
     if config.json:
         print(json.dumps(to_plain(report), indent=1))
     else:
-        for damage in report.damage:
-            print(f"{damage.shard}{', sample ' + damage.sample if damage.sample else ''}: {damage.fault}")
-        print(f"{config.store}: {report.shards} shards, {report.samples} samples, {report.tokens:,} tokens, "
-              f"{report.trained_tokens:,} trained, {'complete' if report.complete else 'not complete yet'}; "
-              f"{f'{len(report.damage)} faults' if report.damage else 'sound'}")
+        _print_report(config.store, report)
     return 1 if report.damage else 0
+
+
+def _print_report(store: Path, report: Report) -> None:
+    for damage in report.damage:
+        print(f"{damage.shard}{', sample ' + damage.sample if damage.sample else ''}: {damage.fault}")
+    print(f"{store}: {report.shards} shards, {report.samples} samples, {report.tokens:,} tokens, "
+          f"{report.trained_tokens:,} trained, {'complete' if report.complete else 'not complete yet'}; "
+          f"{f'{len(report.damage)} faults' if report.damage else 'sound'}")
+
+
+def _repair(config: RepairConfig) -> int:
+    from eyas_extract.repair import QUARANTINE, repair
+
+    done = repair(config)
+    if config.json:
+        print(json.dumps(to_plain(done), indent=1))
+    else:
+        print(f"{done.faults} faults; {len(done.shards)} shards made anew ({', '.join(done.shards) or 'none'}), "
+              f"{done.samples} samples, {done.tokens:,} tokens; the old ones are in {config.out / QUARANTINE}")
+        _print_report(config.out, done.after)
+    return 1 if done.after.damage else 0
+
+
+def _stats(config: StatsConfig) -> int:
+    from eyas_extract.stats import stats
+
+    found = stats(config.store)
+    if config.json:
+        print(json.dumps(to_plain(found), indent=1))
+        return 0
+    print(f"{config.store}: states of layers {list(found.aux_layer_ids)} and the last of {found.target}, "
+          f"{found.store_dtype}, {'complete' if found.complete else 'not complete yet'}\n"
+          f"{found.shards} shards, {found.samples} samples, {found.tokens:,} tokens, {found.trained_tokens:,} trained, "
+          f"{found.bytes / 1e9:,.3f} GB, {found.bytes_per_token:,.0f} bytes a token\n"
+          "tokens of a sample: least {}, median {}, 90 % within {}, most {}".format(*found.lengths))
+    print(f"left out: {sum(found.rejected.values())}")
+    _print_reasons(Counter(found.rejected))
+    return 0
+
+
+def _merge(config: MergeConfig) -> int:
+    from eyas_extract.reshape import merge
+
+    _print_manifest(config.out, merge(config.stores, config.out))
+    return 0
+
+
+def _split(config: SplitConfig) -> int:
+    from eyas_extract.reshape import split
+
+    outs = (config.first, config.second)
+    for out, manifest in zip(outs, split(config.store, outs, config.share), strict=True):
+        _print_manifest(out, manifest)
+    return 0
+
+
+def _print_manifest(store: Path, manifest: Manifest) -> None:
+    print(f"{store}: {len(manifest.shards)} shards, {manifest.num_samples} samples, {manifest.num_tokens:,} tokens, "
+          f"{manifest.num_trained:,} trained")
+
+
+def _engine(config: EngineConfig) -> int:
+    from eyas_extract.engine import serve
+
+    serve(config, lambda line: print(line, flush=True))
+    return 0

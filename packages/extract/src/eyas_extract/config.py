@@ -76,7 +76,7 @@ class RunConfig:
     engine_python: Path | None = None
     """interpreter with sglang; default $EYAS_ENGINE_PYTHON, else this one"""
     engine_args: str = ""
-    """further arguments of sglang.launch_server, shell-quoted"""
+    """further arguments of sglang.launch_server, as in --engine-args="--chunked-prefill-size 4096" """
     tp: int = 1
     """ranks of the engine that is started"""
     ahead: int = 4
@@ -91,6 +91,71 @@ class PlanConfig(RunConfig):
 
     probe: bool = True
     """load the target and time one batch"""
+
+
+@dataclass(frozen=True)
+class RepairConfig(RunConfig):
+    """Damaged shards of the store --out set aside and extracted again, with the flags that the store was made with."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """An SGLang server that captures, for `run --servers`, until it is interrupted."""
+
+    target: Path
+    """the target's Hugging Face folder"""
+    root: Path
+    """it writes shards of stores below this folder, which all machines must share, and nothing else"""
+    aux_layers: tuple[int, ...] = ()
+    """output of decoder layer k, 0-based; default 1, n/2 - 1, n - 4"""
+    store_dtype: StoreDtype = "auto"
+    """of the stored states; auto is the model's"""
+    dtype: ModelDtype = "auto"
+    """of the weights; auto is the checkpoint's own"""
+    device: str = "auto"
+    """cpu, cuda, ...; auto is cuda where there is one"""
+    tp: int = 1
+    """ranks"""
+    port: int = 30000
+    """where it listens; for other machines add --engine-args="--host 0.0.0.0" """
+    engine_python: Path | None = None
+    """interpreter with sglang; default $EYAS_ENGINE_PYTHON, else this one"""
+    engine_args: str = ""
+    """further arguments of sglang.launch_server, shell-quoted"""
+
+
+@dataclass(frozen=True)
+class StatsConfig:
+    """What a store holds."""
+
+    store: Path
+    """the store"""
+    json: bool = False
+    """print as JSON"""
+
+
+@dataclass(frozen=True)
+class MergeConfig:
+    """Complete stores of one target and capture into a new one; shards are linked, not copied, on one disk."""
+
+    stores: tuple[Path, ...]
+    """the stores, in order"""
+    out: Path
+    """the new store"""
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """A complete store cut in two by samples, such as for training and evaluation."""
+
+    store: Path
+    """the store"""
+    first: Path
+    """store of the first samples"""
+    second: Path
+    """store of the others"""
+    share: float = 0.95
+    """of the samples that go to the first"""
 
 
 @dataclass(frozen=True)

@@ -52,12 +52,12 @@ class EngineSettings:
 
 
 class Engine:
-    """A running engine that captures.
+    """A running engine.
 
     Args:
         settings: how to start it.
-        capture: what it captures.
-        run_dir: for its log and the ranks' status files.
+        capture: what it captures; None for nothing.
+        run_dir: for its log.
 
     Attributes:
         server: to talk to, once started.
@@ -66,11 +66,12 @@ class Engine:
         EngineFailure: no usable interpreter; or it died, was refused by the capture, or stands still.
     """
 
-    def __init__(self, settings: EngineSettings, capture: CaptureSettings, run_dir: Path) -> None:
+    def __init__(self, settings: EngineSettings, capture: CaptureSettings | None, run_dir: Path) -> None:
         self.settings, self.capture, self.run_dir = settings, capture, run_dir
-        self.log, self.status = run_dir / "server.log", Path(capture.status)
-        self.status.mkdir(parents=True, exist_ok=True)
-        for old in self.status.iterdir():
+        self.log, self.status = run_dir / "server.log", Path(capture.status if capture else run_dir)
+        for folder in (run_dir, self.status):
+            folder.mkdir(parents=True, exist_ok=True)
+        for old in (*self.status.glob(f"{READY}*"), *self.status.glob(f"{REFUSED}*")):
             old.unlink()
         python, version = find_interpreter(settings)
         self.port = settings.port or free_port()
@@ -109,7 +110,7 @@ class Engine:
         self.keeper.wait()
 
     def _environment(self) -> dict[str, str]:
-        environment = {**os.environ, **self.capture.environment(), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(self.capture.environment() if self.capture else {})}
         if self.settings.device == "cpu":
             cores = sorted(os.sched_getaffinity(0))
             share = max(len(cores) // self.settings.tp, 1)
@@ -125,7 +126,7 @@ class Engine:
             if refusal or not self.alive():
                 raise self._failure(f"it ended: {refusal or self._last_words()}", "a running engine")
             if self.server.healthy():
-                if any(self.status.glob(f"{READY}*")):
+                if self.capture is None or any(self.status.glob(f"{READY}*")):
                     return
                 raise self._failure("no rank says that it captures", "the capture plug-in, loaded by SGLang "
                                     "(is SGLANG_PLUGINS set without eyas_extract?)")

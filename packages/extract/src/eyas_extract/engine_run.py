@@ -28,6 +28,8 @@ from eyas_extract.template import ChatTemplate
 from eyas_extract.workers import Attached, Filled, Source, Workers, fill
 
 CHECK_TOKENS = 64
+CHECK_PATIENCE = 60.0  # seconds to wait for the check's states
+PATIENCE = 60.0  # seconds to wait for a lost server of somebody else's
 RESTARTS = 3  # in a row, of an engine of our own that dies before another shard is done
 RUN_DIR = ".engine"  # in the store's folder: log and status files of our own engine
 
@@ -127,7 +129,7 @@ def layout(writer: StoreWriter, pending: Pending) -> Callable[[], ShardFile]:
 def open_sources(config: RunConfig, device: str, writer: StoreWriter, stack: ExitStack) -> list[Source]:
     """The servers named, or an engine of our own."""
     if config.servers:
-        attached: list[Source] = [Attached(url) for url in config.servers]
+        attached: list[Source] = [Attached(url, PATIENCE) for url in config.servers]
         dead = [source.server.url for source in attached if not source.server.healthy()]
         if dead:
             raise EngineFailure(", ".join(dead), "no answer to the health check", "running servers, by --servers",
@@ -186,7 +188,7 @@ def first_check(source: Source, config: RunConfig, writer: StoreWriter, sample: 
 
     file = ShardFile(writer.folder, capture, [short], writer.metadata(1))
     try:
-        bad = fill(source.server, file, note, 60.0)
+        bad = fill(source.server, file, note, CHECK_PATIENCE)
         engine = source.server.logprobs(short.input_ids, "check")
         last = _last_state(file)
     finally:

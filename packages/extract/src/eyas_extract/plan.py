@@ -18,7 +18,7 @@ from eyas_extract.run import batches, describe, fill
 from eyas_extract.target import load_target, pick_device, stop_ids
 from eyas_extract.template import ChatTemplate
 
-WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1}
+WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "U8": 1, "F8_E4M3": 1}
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def plan(config: PlanConfig) -> Plan:
 
 def bytes_per_token(capture: CaptureSpec) -> int:
     """Bytes of all tensors that have an axis of tokens."""
-    sizes = {"K*H": capture.aux_width, "H": capture.hidden_size}
-    return sum(WIDTHS[spec.dtype] * (sizes[spec.dims[1]] if len(spec.dims) > 1 else 1)
+    sizes = {"K*H": capture.aux_width, "H": capture.hidden_size, "K": len(capture.aux_layer_ids)}
+    return sum(WIDTHS[spec.dtype] * (sizes.get(spec.dims[1], 1) if len(spec.dims) > 1 else 1)
                for spec in capture.tensors if spec.dims[0] == "T")
 
 

@@ -53,23 +53,24 @@ class CaptureSettings:
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a request's states belong: rows `first` to `first + rows` of the shard file `path`."""
+    """Where a request's states belong: rows `first` to `first + rows` of the shard file `path`, at this attempt."""
 
     path: str
     first: int
     rows: int
+    attempt: int = 0
 
     def request_id(self) -> str:
         """The mark as a request id."""
-        return f"{PREFIX}{self.path}:{self.first}:{self.rows}"
+        return f"{PREFIX}{self.path}:{self.first}:{self.rows}:{self.attempt}"
 
     @classmethod
     def parse(cls, request_id: str) -> Mark | None:
         """The mark in a request id, or None for a request that is not ours."""
         if not request_id.startswith(PREFIX):
             return None
-        path, first, rows = request_id[len(PREFIX):].rsplit(":", 2)
-        return cls(path, int(first), int(rows))
+        path, first, rows, attempt = request_id[len(PREFIX):].rsplit(":", 3)
+        return cls(path, int(first), int(rows), int(attempt))
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,22 @@ def describe(config: RunConfig, device: str) -> tuple[Contract, Source]:
         InvalidInput: no target, or settings that do not fit it (all named).
     """
     spec = TargetSpec.from_folder(config.target)
+    capture, dtype = stored_capture(config, spec)
+    source: Source = {"input_sha256": file_sha256(config.data), "overlong": config.overlong,
+                      "shard_tokens": config.shard_tokens, "batch_tokens": config.batch_tokens,
+                      "model_dtype": dtype, "device": device.partition(":")[0]}
+    if config.engine == "sglang":
+        del source["batch_tokens"]
+        source["engine"] = "sglang"
+    return Contract(spec, capture), source
+
+
+def stored_capture(config: RunConfig, spec: TargetSpec) -> tuple[CaptureSpec, str]:
+    """What will be stored of a target, and the dtype that its weights are computed in.
+
+    Raises:
+        InvalidInput: settings that do not fit it (all named).
+    """
     dtype = spec.dtype if config.dtype == "auto" else config.dtype
     names = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "fp8": "F8_E4M3", "bfloat16": "BF16", "float16": "F16",
              "float32": "F32"}
@@ -115,14 +131,7 @@ def describe(config: RunConfig, device: str) -> tuple[Contract, Source]:
         raise InvalidInput("settings", "; ".join(faults), "at least 2 tokens, and ascending layers within the target",
                            "Correct the flags.")
     stored = names[dtype if config.store_dtype == "auto" else config.store_dtype]
-    capture = CaptureSpec(tuple(aux), spec.hidden_size, "pre_norm", store_tensors(stored), config.max_length)
-    source: Source = {"input_sha256": file_sha256(config.data), "overlong": config.overlong,
-                      "shard_tokens": config.shard_tokens, "batch_tokens": config.batch_tokens,
-                      "model_dtype": dtype, "device": device.partition(":")[0]}
-    if config.engine == "sglang":
-        del source["batch_tokens"]
-        source["engine"] = "sglang"
-    return Contract(spec, capture), source
+    return CaptureSpec(tuple(aux), spec.hidden_size, "pre_norm", store_tensors(stored), config.max_length), dtype
 
 
 def _extract(config: RunConfig, device: str, template: ChatTemplate, writer: StoreWriter) -> str:

@@ -45,11 +45,14 @@ class Server:
     def prefill(self, input_ids: Sequence[Sequence[int]], request_ids: Sequence[str]) -> None:
         """Compute the prompts' states and nothing else.
 
+        Each prompt is a room of its own in the prefix cache, so that none is spared the rows of another.
+
         Raises:
             ServerLost: it cannot be reached.
             EngineFailure: it refuses.
         """
         self.post("/generate", {"input_ids": [list(ids) for ids in input_ids], "rid": list(request_ids),
+                                "extra_key": list(request_ids),
                                 "sampling_params": {"temperature": 0, "max_new_tokens": 0}})
 
     def logprobs(self, input_ids: Sequence[int], request_id: str) -> list[float]:

@@ -63,9 +63,9 @@ class ShardFile:
                 self.remove()
                 raise
 
-    def marks(self) -> list[Mark]:
+    def marks(self, attempt: int = 0) -> list[Mark]:
         """Where each sample's rows belong."""
-        return [Mark(str(self.path.resolve()), first, rows)
+        return [Mark(str(self.path.resolve()), first, rows, attempt)
                 for first, rows in zip(self.bounds, self.lengths, strict=False)]
 
     def finish(self, bad: dict[int, str]) -> tuple[tuple[TensorRecord, ...], list[SampleRecord]]:

@@ -65,14 +65,15 @@ class StoreWriter:
         folder: of the store; made where it does not exist.
         contract: target and capture.
         source: input digest and every setting that the stored bytes depend on.
+        repairing: shards may be missing or damaged.
 
     Raises:
         ContractMismatch: the folder holds a store of another contract or source (every difference named).
         InvalidInput: the folder holds something else.
     """
 
-    def __init__(self, folder: Path, contract: Contract, source: Source) -> None:
-        self.folder, self.contract, self.source = folder, contract, source
+    def __init__(self, folder: Path, contract: Contract, source: Source, *, repairing: bool = False) -> None:
+        self.folder, self.contract, self.source, self.repairing = folder, contract, source, repairing
         self.manifest = Manifest(tuple(sorted(contract.digests().items())), digest(source), False, ())
         self.next_line = 1
         self.rejects: list[Reject] = []
@@ -113,17 +114,17 @@ class StoreWriter:
         self.manifest = found
         for leftover in self.folder.glob(".shard-*.safetensors.tmp*"):
             leftover.unlink()
-        if found.shards:
+        if found.shards and not self.repairing:
             path = self.folder / found.shards[-1].file
             value = read_header(path).metadata.get(NEXT_LINE, "") if path.is_file() else ""
             if not value.isdigit():
                 raise CorruptFile(str(path), "the last committed shard is missing or not ours",
-                                  "a shard with its place in the input", "Run `eyas-extract check` on the store.")
+                                  "a shard with its place in the input", "Run `eyas-extract repair` on the store.")
             self.next_line = int(value)
         path = self.folder / REJECTS_NAME
         if path.is_file():
             rejects = [Reject(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-            self.rejects = [r for r in rejects if found.complete or r.line < self.next_line]
+            self.rejects = [r for r in rejects if found.complete or self.repairing or r.line < self.next_line]
 
     def commit(self, tensors: dict[str, torch.Tensor], samples: Sequence[SampleRecord], rejects: Sequence[Reject],
                next_line: int) -> None:
@@ -152,6 +153,13 @@ class StoreWriter:
             file.replace(path)
             sync_folder(self.folder)
         self._register(ShardRecord(path.name, size, records, tuple(samples)), rejects, next_line)
+
+    def replace(self, number: int, shard: ShardRecord) -> None:
+        """Record a shard that was made anew in the place of an old one."""
+        shards = [*self.manifest.shards]
+        shards[number] = shard
+        with room_for(self.folder / MANIFEST_NAME):
+            self._save_manifest(dataclasses.replace(self.manifest, shards=tuple(shards)))
 
     def metadata(self, next_line: int) -> dict[str, str]:
         """What stands in a shard's header."""

@@ -139,8 +139,8 @@ def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], pat
     marks = file.marks()
     number = {mark.first: i for i, mark in enumerate(marks)}
     waiting, bad, offset = set(number.values()), {}, 0
-    for _ in range(TRIES):
-        asked = sorted(waiting)
+    for attempt in range(TRIES):
+        asked, marks = sorted(waiting), file.marks(attempt)
         server.prefill([file.samples[i].input_ids for i in asked], [marks[i].request_id() for i in asked])
         faults: dict[int, str] = {}
         deadline = time.monotonic() + patience
@@ -191,7 +191,7 @@ class Attached:
         patience: seconds to wait for it to come back.
     """
 
-    def __init__(self, url: str, patience: float = 60.0) -> None:
+    def __init__(self, url: str, patience: float) -> None:
         self.server, self.patience = Server(url), patience
 
     def revive(self) -> None:

@@ -16,11 +16,15 @@ LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 FORWARD = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 
+INSTALLED: list[bool] = []
 RANKS: dict[int, CaptureRank] = {}  # by id of the model runner: one a process
 
 
 def install() -> None:
-    """Register the hooks; SGLang applies them once all plug-ins are loaded. Raises InvalidInput for bad settings."""
+    """Register the hooks, once; SGLang applies them when all plug-ins are loaded. InvalidInput for bad settings."""
+    if INSTALLED:
+        return  # the entry point was found twice: installed, and on PYTHONPATH
+    INSTALLED.append(True)
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     settings = CaptureSettings.from_environment()

@@ -42,10 +42,10 @@ class Shard:
     data: int
     report: int
     tensors: dict[str, tuple[int, int]]
-    covered: dict[int, int] = field(default_factory=dict)
-    bad: dict[int, set[str]] = field(default_factory=dict)
-    written: dict[int, int] = field(default_factory=dict)
-    turn: dict[int, int] = field(default_factory=dict)
+    covered: dict[Mark, int] = field(default_factory=dict)
+    bad: dict[Mark, set[str]] = field(default_factory=dict)
+    written: dict[Mark, int] = field(default_factory=dict)
+    turn: dict[Mark, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -70,23 +70,23 @@ class Sink:
         shard = self._open(piece.mark.path)
         if shard is None:
             return None
+        mark = piece.mark
         with shard.lock:
-            first = piece.mark.first
             if piece.position == 0:
-                shard.turn[first] = shard.turn.get(first, 0) + 1
-                shard.covered[first] = shard.written[first] = 0
-                shard.bad.pop(first, None)
-            covered = shard.covered.get(first, 0)
+                shard.turn[mark] = shard.turn.get(mark, 0) + 1
+                shard.covered[mark] = shard.written[mark] = 0
+                shard.bad.pop(mark, None)
+            covered = shard.covered.get(mark, 0)
             if covered != piece.position:
                 if covered == LOST:
                     return None
                 missing = piece.position - covered
-                self._report(shard, RowsDone(first, piece.mark.rows, f"{missing} rows missing at the front: prefix "
+                self._report(shard, RowsDone(mark.first, mark.rows, f"{missing} rows missing at the front: prefix "
                                              "cache on? Start SGLang with --disable-radix-cache"))
-                shard.covered[first] = LOST
+                shard.covered[mark] = LOST
                 return None
-            shard.covered[first] = covered + piece.rows
-            return shard.turn[first]
+            shard.covered[mark] = covered + piece.rows
+            return shard.turn[mark]
 
     def write(self, piece: Piece, rows: dict[str, Any], bad: set[str]) -> None:
         """Write rows and, with the sample's last one, its line.
@@ -95,19 +95,19 @@ class Sink:
             rows: tensor name -> buffer of `piece.rows` rows.
             bad: what is wrong with these rows' values.
         """
-        shard, first = self._open(piece.mark.path), piece.mark.first
+        shard, mark = self._open(piece.mark.path), piece.mark
         if shard is None:
             return
         for name, buffer in rows.items():
             start, width = shard.tensors[name]
-            _pwrite(shard.data, buffer, start + (first + piece.position) * width)
+            _pwrite(shard.data, buffer, start + (mark.first + piece.position) * width)
         with shard.lock:
-            if piece.turn != shard.turn[first]:
+            if piece.turn != shard.turn[mark]:
                 return
-            shard.bad.setdefault(first, set()).update(bad)
-            shard.written[first] = shard.written.get(first, 0) + piece.rows
-            if shard.written[first] == piece.mark.rows:
-                self._report(shard, RowsDone(first, piece.mark.rows, bad="; ".join(sorted(shard.bad.pop(first)))))
+            shard.bad.setdefault(mark, set()).update(bad)
+            shard.written[mark] += piece.rows
+            if shard.written[mark] == mark.rows:
+                self._report(shard, RowsDone(mark.first, mark.rows, bad="; ".join(sorted(shard.bad.pop(mark)))))
 
     def fault(self, piece: Piece, error: OSError) -> None:
         """Report that rows could not be written."""

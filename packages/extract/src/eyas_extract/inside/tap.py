@@ -9,6 +9,7 @@ Shapes: N tokens, H hidden, K aux layers.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,6 +111,8 @@ class Tap:
         found, faults = [], []
         for k, state in zip(self.aux_layer_ids, aux, strict=True):
             errors = {j: _error(state, self._outputs[j]) for j in (k, k - 1, k + 1) if j in self._outputs}
+            if not all(map(math.isfinite, errors.values())):
+                return  # a warm-up's states; the next batch's will do
             best = min(errors, key=lambda j: errors[j])
             found.append(f"layer {k}: {errors.get(k, float('nan')):.1e} of its output, next best "
                          f"{min((e for j, e in errors.items() if j != k), default=float('nan')):.1e}")
