@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINE := $(VENV)/engine
 PIP := $(BIN)/pip --disable-pip-version-check
+# The engine's packages, the C++ build and the lint run side by side.
+MAKEFLAGS += --jobs=3
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find native -type f -not -name '*.pyc' -not -name '*.md')
 
 .PHONY: demo test check setup clean
@@ -25,11 +27,12 @@ check: $(VENV)/.python  ## lint and types only
 
 setup: $(VENV)/.python $(VENV)/.engine $(VENV)/.native $(VENV)/.packages  ## everything into .venv
 
+# Byte code is left to the first import: most of what is installed here is never imported.
 $(VENV)/.python: requirements/dev.txt requirements/demo.txt
 	@echo "== Python packages (torch 2.13.0) into $(VENV)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -r requirements/dev.txt
-	$(PIP) install --quiet --no-deps -r requirements/demo.txt
+	$(PIP) install --quiet --no-compile -r requirements/dev.txt
+	$(PIP) install --quiet --no-compile --no-deps -r requirements/demo.txt
 	@touch $@
 
 # SGLang has an interpreter of its own: its torchvision wheel is a CUDA build that breaks every import of transformers
@@ -40,17 +43,17 @@ $(VENV)/.engine: requirements/sglang-cpu.txt $(VENV)/.python
 	test -x $(ENGINE)/bin/python || $(BIN)/python -m venv --without-pip $(ENGINE)
 	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
 	  > "$$($(ENGINE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/eyas-parent.pth"
-	$(PIP) --python $(ENGINE)/bin/python install --quiet --no-deps -r requirements/sglang-cpu.txt
+	$(PIP) --python $(ENGINE)/bin/python install --quiet --no-compile --no-deps -r requirements/sglang-cpu.txt
 	@touch $@
 
 $(VENV)/.native: $(NATIVE_SOURCES) $(VENV)/.python
 	@echo "== eyas-native (C++, CPU)"
-	$(PIP) install --quiet --no-deps --no-build-isolation -C cmake.define.EYAS_CUDA=OFF -e .
+	$(PIP) install --quiet --no-compile --no-deps --no-build-isolation -C cmake.define.EYAS_CUDA=OFF -e .
 	@touch $@
 
-$(VENV)/.packages: $(wildcard packages/*/pyproject.toml) $(VENV)/.python
+$(VENV)/.packages: $(wildcard packages/*/pyproject.toml) $(VENV)/.native
 	@echo "== eyas-contract, eyas-extract, eyas-draft, eyas-serve"
-	$(PIP) install --quiet --no-deps --no-build-isolation $(foreach p,contract extract draft serve,-e packages/$(p))
+	$(PIP) install --quiet --no-compile --no-deps --no-build-isolation $(foreach p,contract extract draft serve,-e packages/$(p))
 	@touch $@
 
 clean:  ## remove what was built and run, .venv included

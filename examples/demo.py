@@ -14,8 +14,6 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,42 +22,17 @@ from typing import Any
 import report
 from prompts import write_prompts
 from smollm2 import write_model
+from stages import BIN, Stages
 
 from eyas_contract import Manifest
 
 ROOT = Path(__file__).resolve().parent.parent
-BIN = Path(sys.executable).parent
 ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
 
-TRAIN_PROMPTS, HELD_OUT_PROMPTS = 700, 40
-ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 96, 16
+TRAIN_PROMPTS, HELD_OUT_PROMPTS = 600, 32
+ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 80, 12
 TREE = {"steps": 3, "topk": 2, "num-draft-tokens": 6}
 CHAIN = {"steps": 3, "topk": 1, "num-draft-tokens": 4}
-
-
-class Stages:
-    """Runs stages in order and remembers what each took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def command(self, name: str, *arguments: object) -> None:
-        """Run one eyas command; its output is the user's progress. A failure ends the demo with its exit code."""
-        words = [str(BIN / str(arguments[0])), *map(str, arguments[1:])]
-        print(f"\n== {name}: {' '.join([str(arguments[0]), *words[1:]])}", flush=True)
-        start = time.monotonic()
-        code = subprocess.run(words, check=False).returncode
-        if code:
-            raise SystemExit(f"stage {name} failed with exit code {code}")
-        self.seconds[name] = round(time.monotonic() - start, 1)
-
-    def call(self, name: str, function: Any, *arguments: Any) -> Any:
-        """Run one Python step the same way."""
-        print(f"\n== {name}", flush=True)
-        start = time.monotonic()
-        result = function(*arguments)
-        self.seconds[name] = round(time.monotonic() - start, 1)
-        return result
 
 
 def flags(shape: dict[str, int]) -> list[str]:
@@ -74,7 +47,7 @@ def read(path: Path) -> Any:
 
 def run(out: Path) -> dict[str, Any]:
     """Run all stages below `out`; returns the report."""
-    stages, model = Stages(), out / "smollm2"
+    start, stages, model = time.monotonic(), Stages(), out / "smollm2"
     stages.call("model", write_model, model)
     train, held_out = stages.call("prompts", write_prompts, out / "prompts", TRAIN_PROMPTS, HELD_OUT_PROMPTS)
     answers, store, training, draft = out / "answers.jsonl", out / "store", out / "run", out / "draft"
@@ -87,27 +60,32 @@ def run(out: Path) -> dict[str, Any]:
     stages.command("export", "eyas-draft", "export", "--run", training, "--out", draft)
     stages.command("verify", "eyas-draft", "verify", "--run", training, "--draft", draft, "--target", model,
                    "--store", store)
-    return measure(stages, out, model, draft, held_out)
+    measure(stages, out, model, draft, held_out)
+    return summary(out, stages.seconds, round(time.monotonic() - start, 1))
 
 
-def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path) -> dict[str, Any]:
+def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path) -> None:
     """Reference decoder, then real SGLang: fp32 for equality and acceptance, bf16 for speed."""
-    for name, shape in (("tree", TREE), ("chain", CHAIN)):
-        stages.command(f"reference_{name}", "eyas-draft", "eval", "--target", model, "--draft", draft, "--prompts",
-                       held_out, "--max-new-tokens", MEASURED_TOKENS, "--out", out / f"reference_{name}.json",
-                       *flags(shape))
-    common = ["eyas-serve", "bench", "--target", model, "--draft", draft, "--prompts", held_out, "--device", "cpu",
-              "--max-new-tokens", MEASURED_TOKENS, "--engine-python", ENGINE_PYTHON]
-    exact = [*common, "--dtype", "float32", "--concurrency", 4]
-    tree = out / "served_tree.json"
-    stages.command("serve_tree", *exact, *flags(TREE), "--out", tree)
-    stages.command("serve_chain", *exact, *flags(CHAIN), "--out", out / "served_chain.json", "--baseline-report", tree)
-    stages.command("serve_speed", *common, "--dtype", "bfloat16", "--limit", SPEED_PROMPTS, *flags(TREE),
+    asked: list[object] = ["--target", model, "--draft", draft, "--prompts", held_out,
+                           "--max-new-tokens", MEASURED_TOKENS]
+    bench = ["eyas-serve", "bench", *asked, "--device", "cpu", "--engine-python", ENGINE_PYTHON]
+    exact = [*bench, "--dtype", "float32", "--concurrency", 8]
+    stages.lanes(
+        [("serve_tree", [*exact, *flags(TREE), "--out", out / "served_tree.json"])],
+        [(f"reference_{name}", ["eyas-draft", "eval", *asked, *flags(shape), "--out", out / f"reference_{name}.json"])
+         for name, shape in (("tree", TREE), ("chain", CHAIN))]
+        + [("serve_chain", [*exact, *flags(CHAIN), "--no-baseline", "--out", out / "served_chain.json"])])
+    stages.command("serve_speed", *bench, "--dtype", "bfloat16", "--limit", SPEED_PROMPTS, *flags(TREE),
                    "--out", out / "served_speed.json")
-    return summary(out, stages.seconds)
 
 
-def summary(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
+def same_outputs(tree: Any, chain: Any) -> bool:
+    """Whether the tree and the chain both said, prompt by prompt, what the target alone said in the tree's report."""
+    return bool(tree["outputs_identical"]) and [row["output_ids"] for row in chain["prompts"]] == \
+        [row["baseline_output_ids"] for row in tree["prompts"]]
+
+
+def summary(out: Path, seconds: dict[str, float], wall_seconds: float) -> dict[str, Any]:
     """The report, from the stages' own files."""
     tree, chain, speed = (read(out / f"served_{name}.json") for name in ("tree", "chain", "speed"))
     return {
@@ -116,11 +94,11 @@ def summary(out: Path, seconds: dict[str, float]) -> dict[str, Any]:
         "acceptance_length_chain": chain["acceptance_length"],
         "acceptance_length_reference": read(out / "reference_tree.json")["acceptance_length"],
         "acceptance_length_reference_chain": read(out / "reference_chain.json")["acceptance_length"],
-        "outputs_identical": tree["outputs_identical"] and chain["outputs_identical"],
+        "outputs_identical": same_outputs(tree, chain),
         "served_tokens_per_second": speed["tokens_per_second"],
         "baseline_tokens_per_second": speed["baseline_tokens_per_second"],
         "train_tokens": Manifest.load(out / "store").num_trained,
-        "stages": seconds,
+        "stages": seconds, "wall_seconds": wall_seconds,
     }
 
 

@@ -26,7 +26,7 @@ def table(result: dict[str, Any]) -> str:
         ("outputs with draft = without (fp32, greedy)", "yes" if result["outputs_identical"] else "NO", ""),
         ("tokens/s with the draft (bf16)", f"{speed:.1f}", f"without {base:.1f}, ratio {speed / base:.2f}"),
         ("trained tokens", f"{result['train_tokens']:,}", f"engine {' '.join(map(str, result['engine'].values()))}"),
-        ("time of all stages", f"{sum(result['stages'].values()) / 60:.1f} min", ""),
+        ("time of all stages", f"{result['wall_seconds'] / 60:.1f} min", ""),
     ]
     width = max(len(row[0]) for row in rows)
     return "\n".join(f"  {name:<{width}}  {value:>9}  {note}" for name, value, note in rows)
