@@ -21,10 +21,11 @@ LOAD_MODEL = f"{RUNNER}.load_model"
 KV_CACHE = f"{RUNNER}.alloc_memory_pool"
 GRAPHS = f"{RUNNER}.init_cuda_graphs"
 PREFILL = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill"
+RELOAD = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk"
 READ_WEIGHTS = "sglang.srt.model_loader.loader.DefaultModelLoader._get_all_weights"
 
 ALWAYS = (SCHEDULER, LOAD_MODEL, KV_CACHE, GRAPHS, READ_WEIGHTS, PREFILL)
-GUARDING = (*LOAD_WEIGHTS, *FORWARD, INIT_LM_HEAD)
+GUARDING = (*LOAD_WEIGHTS, *FORWARD, INIT_LM_HEAD, RELOAD)
 
 
 def require_known_version() -> None:

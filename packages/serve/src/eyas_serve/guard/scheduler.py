@@ -36,6 +36,7 @@ def start_rank(original: Callable[..., Any], scheduler: Any, *args: Any, **kwarg
     GUARD.verified("hooks")
     wanted = ["hooks"]
     if GUARD.mode != "off" and _draft_architecture(server_args) in DRAFT_CLASSES.values():
+        GUARD.target, GUARD.draft = Path(server_args.model_path), Path(server_args.speculative_draft_model_path)
         _require_settings(server_args)
         wanted += ["weights", "vocabulary"]
     try:

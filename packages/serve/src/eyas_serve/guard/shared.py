@@ -18,6 +18,7 @@ def check_shared(result: Any, worker: Any, *args: Any, **kwargs: Any) -> None:
     model = worker.draft_runner.model
     if type(model).__name__ not in ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"):
         return
+    GUARD.worker = worker
     faults = [f"{name} holds NaN or infinity: {why}" for name, module, why in (
         ("embed_tokens", model.model.embed_tokens, "neither the checkpoint nor the target filled it. A draft of "
          "another hidden size than its target's must bring its own embed_tokens.weight"),

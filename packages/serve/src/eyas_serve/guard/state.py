@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from eyas_contract import EyasError
 from eyas_serve.handshake import STATUS_DIR, RankStatus
@@ -22,11 +23,16 @@ class Guard:
 
     Attributes:
         mode: `enforce` ends an engine that cannot work, `report` says so and goes on, `off` checks nothing.
+        target, draft: the folders being served; None without a draft of a class that is guarded.
+        worker: SGLang's draft worker, once the draft is ready.
     """
 
     status: RankStatus = field(default_factory=lambda: RankStatus(f"process-{os.getpid()}", os.getpid()))
     written: float = 0.0
     mode: str = field(default_factory=lambda: MODES.get(os.environ.get(SWITCH, ""), "enforce"))
+    target: Path = Path()
+    draft: Path | None = None
+    worker: Any = None
 
     def enter(self, phase: str, total: int = 0) -> None:
         """Begin a phase."""
