@@ -6,15 +6,21 @@ itself by its handshake files, and a version it does not know ends the process i
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 from eyas_serve.handshake import STATUS_DIR
 
+ATTENTION_SWITCH = "EYAS_ATTENTION"  # 1: the engine was started with --attention-backend eyas
 SWITCH = "EYAS_GUARD"  # 1 or enforce, report, off; with any of them the probe works
 
 
 def activate() -> None:
     """Install the hooks where eyas-serve launched this engine, or the environment has EYAS_GUARD."""
+    if os.environ.get(ATTENTION_SWITCH) == "1" and multiprocessing.parent_process() is not None:
+        from eyas_serve.engine.attention import register
+
+        register()
     if not os.environ.get(STATUS_DIR) and os.environ.get(SWITCH, "0") in ("", "0"):
         return
     from eyas_contract import EyasError
