@@ -22,7 +22,7 @@ import torch
 
 from eyas_extract.cli import main
 
-for module in ("run", "regenerate"):  # loaded once, before the first fork
+for module in ("run", "regenerate", "engine_run"):  # loaded once, before the first fork
     importlib.import_module(f"eyas_extract.{module}")
 
 

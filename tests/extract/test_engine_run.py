@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from eyas_contract import ContractMismatch, EngineFailure, InvalidInput, Manifes
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import check, read_tensor
 from eyas_extract.cli import main
-from eyas_extract.config import RunConfig
+from eyas_extract.config import RepairConfig, RunConfig
 from eyas_extract.engine_process import free_port
 from eyas_extract.inside.sink import Piece
+from eyas_extract.repair import repair
 from eyas_extract.run import run
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_capture import FakeEngine
 
 Engines = Callable[..., FakeEngine]
+KILLER = Path(__file__).parent / "killer.py"
 FAKE = Path(__file__).parent / "fake_capture.py"
 
 
@@ -202,6 +205,61 @@ def test_the_last_server_killed_and_started_again(process: Callable[..., str], t
     assert 0 < held < len(Manifest.load(finished).shards)
     process(port=port)
     run(config)
+    require_same(tmp_path / "store", finished)
+
+
+@pytest.fixture
+def killed_at(tiny_target: Path) -> Iterator[Callable[[list[str], dict[str, int]], int]]:
+    """Runs the command in a child that is killed, or limited, as the job says; returns its exit status."""
+    with subprocess.Popen([sys.executable, str(KILLER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as killer:
+        def inner(argv: list[str], job: dict[str, int]) -> int:
+            assert killer.stdin
+            assert killer.stdout
+            killer.stdin.write(json.dumps({"argv": argv, **job}) + "\n")
+            killer.stdin.flush()
+            return int(killer.stdout.readline())
+
+        yield inner
+
+
+def argv(target: Path, answers: Path, tmp_path: Path, url: str) -> list[str]:
+    return ["run", "--engine", "sglang", "--servers", url, "--target", str(target), "--data", str(answers), "--out",
+            str(tmp_path / "store"), "--aux-layers", "1", "3", "4", "--shard-tokens", "300", "--ahead", "2"]
+
+
+def test_killed_writer_goes_on_where_it_stopped(process: Callable[..., str], killed_at: Any, tiny_target: Path,
+                                                answers: Path, finished: Path, tmp_path: Path) -> None:
+    """SIGKILL at a dozen syncs and renames, one run after another, while the engine goes on writing what was asked."""
+    words = argv(tiny_target, answers, tmp_path, process())
+    codes = [killed_at(words, {"at": number}) for number in (1, 2, 4, 7, 10, 12, 15, 18, 21, 24)]
+    assert codes[:6] == [-9] * 6
+    assert killed_at(words, {}) == 0
+    require_same(tmp_path / "store", finished)
+
+
+def test_full_disk_loses_nothing(process: Callable[..., str], killed_at: Any, tiny_target: Path, answers: Path,
+                                 finished: Path, tmp_path: Path) -> None:
+    """Room for the check's file but for no shard; then there is room."""
+    words = argv(tiny_target, answers, tmp_path, process())
+    log = tmp_path / "log"
+    assert killed_at(words, {"file_limit": 100_000, "log": str(log)}) == 1
+    assert "no room to write" in log.read_text()
+    assert not list((tmp_path / "store").glob(".shard*"))
+    assert killed_at(words, {}) == 0
+    require_same(tmp_path / "store", finished)
+
+
+def test_repair_through_an_engine(engines: Engines, tiny_target: Path, answers: Path, finished: Path, tmp_path: Path
+                                  ) -> None:
+    config = settings(tiny_target, answers, tmp_path, engines().url)
+    run(config)
+    path = tmp_path / "store" / "shard-000001.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-5000] ^= 1
+    path.write_bytes(raw)
+    done = repair(RepairConfig(**vars(config)))
+    assert done.shards == ("shard-000001.safetensors",)
     require_same(tmp_path / "store", finished)
 
 

@@ -41,6 +41,24 @@ class RegenerateConfig:
     """of the weights; auto is the checkpoint's own"""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is cuda where there is one"""
+    engine: Literal["hf", "sglang", "endpoint"] = "hf"
+    """what answers: Hugging Face in this process, SGLang by token ids, or an OpenAI-compatible endpoint by text"""
+    servers: tuple[str, ...] = ()
+    """URLs of SGLang servers; without any, one is started"""
+    endpoint: str = ""
+    """base URL of an OpenAI-compatible endpoint, e.g. http://host:30000/v1"""
+    model: str = ""
+    """the model's name at the endpoint"""
+    api_key_variable: str = "OPENAI_API_KEY"
+    """environment variable with the endpoint's key, where it wants one"""
+    concurrency: int = 64
+    """conversations that servers answer at a time"""
+    engine_python: Path | None = None
+    """interpreter with sglang; default $EYAS_ENGINE_PYTHON, else this one"""
+    engine_args: str = ""
+    """further arguments of sglang.launch_server, as in --engine-args="--chunked-prefill-size 4096" """
+    tp: int = 1
+    """ranks of the engine that is started"""
 
 
 @dataclass(frozen=True)

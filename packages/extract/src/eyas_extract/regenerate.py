@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,13 @@ from eyas_contract.commands import Progress, plain_config
 from eyas_contract.contract import write_text_atomic
 from eyas_extract.answers import Answers, Row
 from eyas_extract.config import RegenerateConfig
-from eyas_extract.conversations import Conversation, Reject, RowFault, count_lines, file_sha256, read_conversations
+from eyas_extract.conversations import Reject, RowFault, count_lines, file_sha256
 from eyas_extract.decoding import ATTENTION, Sampling, decode
+from eyas_extract.dialogue import Dialogue, dialogues_of
+from eyas_extract.remote import answer_all, speaker
 from eyas_extract.store import room_for
-from eyas_extract.target import Target, load_target, pick_device
+from eyas_extract.target import Target, load_target, pick_device, stop_ids
 from eyas_extract.template import ChatTemplate
-
-
-@dataclass
-class Dialogue:
-    """One conversation being answered: what is said so far, and what others still say after each answer."""
-
-    line: int
-    id: str
-    tools: tuple[Any, ...] | None
-    messages: list[dict[str, Any]]
-    later: list[list[dict[str, Any]]] = field(default_factory=list)
-    length: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,10 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
     if config.max_new_tokens < 1 or config.batch_size < 1 or config.kv_gib <= 0:
         raise InvalidInput("settings", f"max_new_tokens {config.max_new_tokens}, batch_size {config.batch_size}, "
                            f"kv_gib {config.kv_gib}", "positive values", "Correct the flags.")
+    named = [bool(config.endpoint), bool(config.model)]
+    if named != [config.engine == "endpoint"] * 2:
+        raise InvalidInput("settings", f"engine {config.engine}, endpoint {config.endpoint!r}, model {config.model!r}",
+                           "--endpoint and --model with --engine endpoint, without it neither", "Correct the flags.")
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.seed)
     device = pick_device(config.device)
     answers = Answers(config.out, _settings(config, device))
@@ -72,17 +66,16 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
 def _regenerate(config: RegenerateConfig, sampling: Sampling, device: str, answers: Answers, rejects_path: Path
                 ) -> Regenerated:
     """Answer what is missing and write both files."""
-    target = load_target(config.target, device, config.dtype)
-    template = ChatTemplate(config.target, sorted(target.stop_ids))
-    dialogues, rejects = _dialogues(config, template, target)
-    target.model.set_attn_implementation(ATTENTION)
-    batches = _batches(dialogues, config, target)
-    started, tokens = time.monotonic(), 0
+    spec = TargetSpec.from_folder(config.target)
+    template = ChatTemplate(config.target, sorted(stop_ids(config.target)))
+    dialogues, rejects = dialogues_of(config, template, spec.max_position_embeddings)
     progress = Progress(len(dialogues), "rows", "regenerate", already=sum(len(b) for b in answers.batches))
-    for number in range(len(answers.batches), len(batches)):
-        rows, made = _answer(batches[number], number, config, sampling, target, template, progress)
-        tokens += made
-        answers.append(rows)
+    started = time.monotonic()
+    if config.engine == "hf":
+        tokens = _by_hugging_face(config, sampling, device, template, dialogues, answers, progress)
+    else:
+        with speaker(config, template, device, spec.dtype if config.dtype == "auto" else config.dtype) as speak:
+            tokens = answer_all(dialogues, answers, speak, config.concurrency, progress)
     rejects += [Reject(r["line"], r["id"], r["reject"]) for b in answers.batches for r in b if "reject" in r]
     rejects.sort(key=lambda r: r.line)
     with room_for(rejects_path):
@@ -92,52 +85,32 @@ def _regenerate(config: RegenerateConfig, sampling: Sampling, device: str, answe
     return Regenerated(kept, rejects, tokens, round(time.monotonic() - started, 3))
 
 
+def _by_hugging_face(config: RegenerateConfig, sampling: Sampling, device: str, template: ChatTemplate,
+                     dialogues: Sequence[Dialogue], answers: Answers, progress: Progress) -> int:
+    """Batch after batch in this process; returns the number of tokens made."""
+    target = load_target(config.target, device, config.dtype)
+    target.model.set_attn_implementation(ATTENTION)
+    batches, tokens = _batches(dialogues, config, target), 0
+    for number in range(len(answers.batches), len(batches)):
+        rows, made = _answer(batches[number], number, config, sampling, target, template, progress)
+        tokens += made
+        answers.append(rows)
+    return tokens
+
+
 def _settings(config: RegenerateConfig, device: str) -> dict[str, Any]:
-    """All that an answer depends on: settings without paths, and digests of the input and the target."""
+    """All that an answer depends on: settings without paths and addresses, and digests of the input and the target."""
     settings = plain_config(config)
-    for name in ("target", "prompts", "out"):
+    elsewhere = ("target", "prompts", "out", "servers", "endpoint", "api_key_variable", "concurrency", "engine_python",
+                 "engine_args", "tp")
+    for name in (*elsewhere, *(("model",) if config.engine != "endpoint" else ("device", "dtype"))):
         del settings[name]
+    for name in ("batch_size", "kv_gib") if config.engine != "hf" else ():
+        del settings[name]
+    if config.engine == "endpoint":
+        device = "endpoint"
     return settings | {"device": device.partition(":")[0], "input_sha256": file_sha256(config.prompts),
                        "target": to_plain(TargetSpec.from_folder(config.target))}
-
-
-def _dialogues(config: RegenerateConfig, template: ChatTemplate, target: Target
-               ) -> tuple[list[Dialogue], list[Reject]]:
-    """Every row that can be answered, and rejects for the others."""
-    good, rejects = [], []
-    for row in read_conversations(config.prompts):
-        if isinstance(row, Reject):
-            rejects.append(row)
-            continue
-        try:
-            good.append(_dialogue(row, config, template, target))
-        except RowFault as fault:
-            rejects.append(Reject(row.line, row.id, str(fault)))
-    return good, rejects
-
-
-def _dialogue(row: Conversation, config: RegenerateConfig, template: ChatTemplate, target: Target) -> Dialogue:
-    roles = [m["role"] for m in row.messages]
-    if "tool" in roles or any(m.get("tool_calls") for m in row.messages):
-        raise RowFault("tool calls: their results belong to the old answers, so they cannot be regenerated")
-    messages = list(row.messages[:-1] if roles[-1] == "assistant" else row.messages)
-    template.render(messages, row.tools, prompt=True)
-    if row.order_fault:
-        raise RowFault(row.order_fault)
-    groups: list[list[dict[str, Any]]] = [[]]
-    for message in messages:
-        if message["role"] == "assistant" and config.turns == "all":
-            groups.append([])
-        else:
-            groups[-1].append(message)
-    dialogue = Dialogue(row.line, row.id, row.tools, groups[0], groups[1:])
-    length = len(template.encode(template.render(messages, row.tools, prompt=True)))
-    dialogue.length = length + config.max_new_tokens * len(groups)
-    limit = target.spec.max_position_embeddings
-    if limit and dialogue.length > limit:
-        raise RowFault(f"{length} tokens of prompt and {len(groups)} answers of {config.max_new_tokens} do not fit "
-                       f"the target's {limit} positions")
-    return dialogue
 
 
 def _batches(dialogues: Sequence[Dialogue], config: RegenerateConfig, target: Target) -> list[list[Dialogue]]:

@@ -18,6 +18,15 @@ class ServerLost(EngineFailure):
     """A server that cannot be reached any more; what it was doing is to be done again."""
 
 
+class Refused(EngineFailure):
+    """An answer that is none: `status` is HTTP's."""
+
+    def __init__(self, where: str, status: int, text: str) -> None:
+        super().__init__(where, f"HTTP {status}: {text}", "an answer", "See the server's log.")
+        self.status = status
+        self.args = (where, status, text)  # what pickle calls __init__ with
+
+
 class Server:
     """A server at a URL.
 
@@ -49,7 +58,7 @@ class Server:
 
         Raises:
             ServerLost: it cannot be reached.
-            EngineFailure: it refuses.
+            Refused: it answers, but with an error.
         """
         self.post("/generate", {"input_ids": [list(ids) for ids in input_ids], "rid": list(request_ids),
                                 "extra_key": list(request_ids),
@@ -66,8 +75,7 @@ class Server:
         """The JSON answer to a JSON body. Raises as `prefill` does."""
         status, raw = self._send("POST", path, json.dumps(body).encode("ascii"), self.timeout)
         if status != 200:
-            raise EngineFailure(f"{self.url}{path}", f"HTTP {status}: {raw[:500].decode('utf-8', 'replace')}",
-                                "an answer", "See the server's log.")
+            raise Refused(f"{self.url}{path}", status, raw[:500].decode("utf-8", "replace"))
         return json.loads(raw)
 
     def _send(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[int, bytes]:

@@ -17,6 +17,7 @@ from eyas_extract.shard_file import ShardFile
 
 POLL = 0.01  # seconds
 TRIES = 3  # of a sample whose rows did not all come
+LOSSES = 5  # of servers over one shard, after which the shard is thought to be why
 
 
 class Source(Protocol):
@@ -38,7 +39,14 @@ class Filled:
     bad: dict[int, str]
 
 
-Job = tuple[Callable[[], ShardFile], "Future[Filled]"]
+
+@dataclass
+class Job:
+    """A shard to be filled; `make` lays out a fresh file for each attempt."""
+
+    make: Callable[[], ShardFile]
+    future: Future[Filled]
+    losses: int = 0
 
 
 class Workers:
@@ -76,22 +84,25 @@ class Workers:
     def submit(self, make: Callable[[], ShardFile]) -> Future[Filled]:
         """Have a shard filled; `make` lays out a fresh file for each attempt."""
         future: Future[Filled] = Future()
-        self.jobs.put((make, future))
+        self.jobs.put(Job(make, future))
         return future
 
     def _work(self, source: Source) -> None:
         while (job := self.jobs.get()) is not None and not self.stopped:
-            make, future = job
             try:
-                future.set_result(self._fill(source.server, make))
+                job.future.set_result(self._fill(source.server, job.make))
             except ServerLost as lost:
+                job.losses += 1
+                if job.losses > LOSSES:
+                    job.future.set_exception(lost)
+                    continue
                 self.jobs.put(job)
-                if not self._revived(source, lost):
+                if not self._revived(source):
                     return
             except BaseException as error:
-                future.set_exception(error)
+                job.future.set_exception(error)
 
-    def _revived(self, source: Source, lost: ServerLost) -> bool:
+    def _revived(self, source: Source) -> bool:
         """Whether a lost server is back; where it is gone for good and the last, every waiting job fails with why."""
         with self.locks[id(source)]:
             if self.stopped:
@@ -111,7 +122,7 @@ class Workers:
                 while not self.jobs.empty():
                     job = self.jobs.get()
                     if job is not None:
-                        job[1].set_exception(self.dead[id(source)])
+                        job.future.set_exception(self.dead[id(source)])
             return False
 
     def _fill(self, server: Server, make: Callable[[], ShardFile]) -> Filled:

@@ -1,0 +1,137 @@
+"""repair, merge, split and stats of a store."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas_contract import ContractMismatch, InvalidInput, Manifest
+from eyas_contract.safetensors_header import read_header
+from eyas_extract.check import check, read_tensor
+from eyas_extract.cli import main
+from eyas_extract.config import RepairConfig, RunConfig
+from eyas_extract.repair import repair
+from eyas_extract.reshape import merge, split
+from eyas_extract.run import run
+from eyas_extract.stats import stats
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(store.glob("*.safetensors"))}
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1000)
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 16
+    path.write_bytes(raw)
+
+
+def config(target: Path, answers: Path, store: Path) -> RepairConfig:
+    return RepairConfig(target, answers, store, shard_tokens=300, batch_tokens=128)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flipped", "deleted"])
+@pytest.mark.parametrize("place", [1, -1], ids=["middle", "last"])
+def test_repair_brings_back_the_same_bytes(damage: Any, place: int, store: Path, finished: Path, tiny_target: Path,
+                                           answers: Path) -> None:
+    """Only the damaged shard is made anew, and it comes out as it was."""
+    name = Manifest.load(store).shards[place].file
+    old = (store / name).read_bytes()
+    others = {p.name: p.stat().st_ino for p in store.glob("*.safetensors") if p.name != name}
+    damage(store / name)
+    done = repair(config(tiny_target, answers, store))
+    assert done.shards == (name,)
+    assert done.faults >= 1
+    assert not done.after.damage
+    assert (store / name).read_bytes() == old
+    assert contents(store) == contents(finished)
+    assert {n: (store / n).stat().st_ino for n in others} == others
+    assert (store / "quarantine" / name).exists() == (damage is not Path.unlink)
+
+
+def test_repair_of_a_sound_store_does_nothing(store: Path, finished: Path, tiny_target: Path, answers: Path) -> None:
+    assert repair(config(tiny_target, answers, store)).shards == ()
+    assert contents(store) == contents(finished)
+
+
+def test_repair_refuses_other_input(store: Path, tiny_target: Path, answers: Path, tmp_path: Path) -> None:
+    flip(store / "shard-000001.safetensors")
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(answers.read_text().splitlines()[:20]) + "\n")
+    with pytest.raises(ContractMismatch, match=r"source\.input_sha256"):
+        repair(config(tiny_target, other, store))
+
+
+def test_repair_command(store: Path, tiny_target: Path, answers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(store / "shard-000001.safetensors")
+    with pytest.raises(SystemExit) as end:
+        main(["repair", "--target", str(tiny_target), "--data", str(answers), "--out", str(store), "--shard-tokens",
+              "300", "--batch-tokens", "128"])
+    assert end.value.code == 0
+    assert "1 shards made anew (shard-000001.safetensors)" in capsys.readouterr().out
+
+
+def samples(store: Path) -> dict[str, tuple[bytes, ...]]:
+    """Each sample's bytes of every tensor, by its id."""
+    result = {}
+    for shard in Manifest.load(store).shards:
+        tensors = {n: read_tensor(t) for n, t in read_header(store / shard.file).tensors.items()}
+        bounds = tensors.pop("sample_offsets").tolist()
+        for sample, start, end in zip(shard.samples, bounds, bounds[1:], strict=False):
+            result[sample.id] = tuple(tensors[name][start:end].contiguous().view(torch.uint8).numpy().tobytes()
+                                      for name in sorted(tensors))
+    return result
+
+
+def test_split_and_merge_lose_nothing(finished: Path, tmp_path: Path) -> None:
+    first, second = split(finished, (tmp_path / "a", tmp_path / "b"), 0.7)
+    assert (first.num_samples, second.num_samples) == (28, 12)
+    assert not check(tmp_path / "a").damage
+    assert not check(tmp_path / "b").damage
+    whole = samples(finished)
+    assert samples(tmp_path / "a") | samples(tmp_path / "b") == whole
+    merged = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
+    assert not check(tmp_path / "c").damage
+    assert list(samples(tmp_path / "c")) == list(whole)
+    assert samples(tmp_path / "c") == whole
+    assert merged.num_trained == Manifest.load(finished).num_trained
+
+
+def test_merge_refuses_what_does_not_belong_together(finished: Path, tiny_target: Path, answers: Path, tmp_path: Path
+                                                     ) -> None:
+    other = tmp_path / "other"
+    run(RunConfig(tiny_target, answers, other, aux_layers=(0, 3, 4)))
+    with pytest.raises(ContractMismatch, match=r"capture\.aux_layer_ids: \[0,3,4\]"):
+        merge([finished, other], tmp_path / "out")
+    with pytest.raises(InvalidInput, match=r"is in .* and in .*and 35 more"):
+        merge([finished, finished], tmp_path / "out")
+    with pytest.raises(InvalidInput, match="1 stores"):
+        merge([finished], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_split_refuses_an_empty_side(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"a share of 1\.0"):
+        split(finished, (tmp_path / "a", tmp_path / "b"), 1.0)
+
+
+def test_stats(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = stats(finished)
+    manifest = Manifest.load(finished)
+    assert (found.samples, found.tokens, found.trained_tokens) == (40, manifest.num_tokens, manifest.num_trained)
+    assert found.bytes == sum(path.stat().st_size for path in finished.glob("*.safetensors"))
+    assert found.aux_layer_ids == (1, 3, 4)
+    lengths = sorted(s.tokens for shard in manifest.shards for s in shard.samples)
+    assert found.lengths == (lengths[0], lengths[20], lengths[36], lengths[-1])
+    with pytest.raises(SystemExit):
+        main(["stats", "--store", str(finished), "--json"])
+    assert json.loads(capsys.readouterr().out)["store_dtype"] == "F32"
