@@ -6,6 +6,7 @@ Canonical: keys sorted, no spaces, ASCII, tuples as lists. Equal values give equ
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from eyas_contract.errors import InvalidInput
 
 T = TypeVar("T")
+_SCALARS = (str, int, float, bool)
 
 
 def to_plain(value: Any) -> Any:
@@ -53,6 +55,8 @@ def from_plain(cls: type[T], plain: Any, where: str) -> T:
 
 
 def _build(kind: Any, plain: Any, path: str, faults: list[str]) -> Any:
+    if type(plain) is kind and kind in _SCALARS:  # a manifest has hundreds of thousands of them
+        return plain
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         options = [k for k in typing.get_args(kind) if k is not type(None)]
@@ -84,15 +88,14 @@ def _build_dataclass(kind: Any, plain: Any, path: str, faults: list[str]) -> Any
     if not isinstance(plain, dict):
         faults.append(f"{path} is {type(plain).__name__}, not an object")
         return None
-    hints = typing.get_type_hints(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    faults += [f"{path}.{name} is unknown" for name in sorted(set(plain) - names)]
+    fields = _fields(kind)
+    faults += [f"{path}.{name} is unknown" for name in sorted(plain.keys() - fields.keys())]
     before, values = len(faults), {}
-    for f in dataclasses.fields(kind):
-        if f.name in plain:
-            values[f.name] = _build(hints[f.name], plain[f.name], f"{path}.{f.name}", faults)
-        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            faults.append(f"{path}.{f.name} is missing")
+    for name, (hint, optional) in fields.items():
+        if name in plain:
+            values[name] = _build(hint, plain[name], f"{path}.{name}", faults)
+        elif not optional:
+            faults.append(f"{path}.{name} is missing")
     if len(faults) > before:
         return None
     try:
@@ -100,6 +103,14 @@ def _build_dataclass(kind: Any, plain: Any, path: str, faults: list[str]) -> Any
     except ValueError as error:
         faults.append(f"{path}: {error}")
         return None
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Name -> type and whether it has a default, of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    return {f.name: (hints[f.name], f.default is not dataclasses.MISSING
+                     or f.default_factory is not dataclasses.MISSING) for f in dataclasses.fields(kind)}
 
 
 def _build_tuple(kind: Any, plain: Any, path: str, faults: list[str]) -> Any:

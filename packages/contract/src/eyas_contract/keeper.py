@@ -1,4 +1,4 @@
-"""Ends an engine whose launcher was killed: `python -m eyas_contract.keeper`, started by the launcher beside the engine.
+"""Ends an engine whose launcher was killed: `python -m eyas_contract.keeper`, started by the launcher beside it.
 
 It reads the engine's session id from its standard input and then waits there for the end of the launcher, which closes
 the pipe however it dies. Then every process of that session is killed. Standard library only, to be up at once.

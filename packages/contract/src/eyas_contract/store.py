@@ -6,6 +6,8 @@ the manifest names it; the manifest is replaced atomically after the shard is in
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,11 @@ class ShardRecord:
     tensors: tuple[TensorRecord, ...]
     samples: tuple[SampleRecord, ...]
 
+    @functools.cached_property
+    def text(self) -> str:
+        """As JSON; kept, since a growing store writes all shards' again with every new one."""
+        return json.dumps(canonical.to_plain(self), sort_keys=True)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -81,7 +88,9 @@ class Manifest:
 
     def save(self, store: str | Path) -> None:
         """Write `manifest.json` atomically."""
-        write_text_atomic(Path(store) / MANIFEST_NAME, json.dumps(canonical.to_plain(self), sort_keys=True) + "\n")
+        whole = json.dumps(canonical.to_plain(dataclasses.replace(self, shards=())), sort_keys=True)
+        shards = ", ".join(shard.text for shard in self.shards)
+        write_text_atomic(Path(store) / MANIFEST_NAME, whole.replace('"shards": []', f'"shards": [{shards}]') + "\n")
 
     @classmethod
     def load(cls, store: str | Path) -> Manifest:

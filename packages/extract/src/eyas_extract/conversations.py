@@ -52,8 +52,8 @@ class RowFault(Exception):  # noqa: N818 - a reason, turned into a Reject by who
     """Why a row cannot be used."""
 
 
-def read_conversations(path: Path) -> Iterator[Conversation | Reject]:
-    """All rows of a file, in order.
+def read_conversations(path: Path, first: int = 1) -> Iterator[Conversation | Reject]:
+    """The rows of a file from line `first` on, in order; of those before, only the ids are looked at.
 
     Raises:
         InvalidInput: the file cannot be opened.
@@ -68,14 +68,16 @@ def read_conversations(path: Path) -> Iterator[Conversation | Reject]:
         for line, raw in enumerate(source, 1):
             row_id = ""
             try:
-                row = _object(raw)
+                row = _object(raw, whole=line >= first)
                 row_id = _row_id(row, line)
                 if row_id in seen:
                     raise RowFault(f"id already used on line {seen[row_id]}")
                 seen[row_id] = line
-                yield _conversation(row, row_id, line)
+                if line >= first:
+                    yield _conversation(row, row_id, line)
             except RowFault as fault:
-                yield Reject(line, row_id, str(fault))
+                if line >= first:
+                    yield Reject(line, row_id, str(fault))
 
 
 def file_sha256(path: Path) -> str:
@@ -111,7 +113,8 @@ def order_fault(roles: list[str]) -> str:
     return ""
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _object(raw: bytes, *, whole: bool) -> dict[str, Any]:
+    """The row, with `whole` proved to be writable again, which any but a half of a surrogate pair is."""
     if not raw.strip():
         raise RowFault("empty line")
     try:
@@ -122,6 +125,8 @@ def _object(raw: bytes) -> dict[str, Any]:
         raise RowFault(f"not JSON ({error})") from error
     if not isinstance(row, dict):
         raise RowFault(f"a JSON {type(row).__name__}, not an object")
+    if not whole and b"\\ud" not in raw.lower():
+        return row
     try:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except (UnicodeEncodeError, RecursionError) as error:

@@ -79,7 +79,8 @@ class Engine:
         self.where = f"SGLang {version} at {self.server.url}"
         self.keeper = subprocess.Popen([sys.executable, "-m", "eyas_contract.keeper"], stdin=subprocess.PIPE,
                                        stdout=subprocess.DEVNULL, start_new_session=True)
-        with self.log.open("wb") as sink:
+        with self.log.open("ab") as sink:  # after the words of one that died
+            self.log_start = sink.tell()
             self.process = subprocess.Popen(
                 [str(python), "-m", _module(settings), *arguments(settings, self.port)], env=self._environment(),
                 stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
@@ -137,7 +138,7 @@ class Engine:
             time.sleep(POLL)
 
     def _last_words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self.log.read_bytes()[self.log_start:].decode("utf-8", "replace").splitlines()
         faults = [line for line in lines if "Error" in line or "Exception" in line]
         return " | ".join(line.strip() for line in (faults or lines)[-3:]) or "it wrote nothing"
 

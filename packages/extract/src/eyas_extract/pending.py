@@ -30,9 +30,7 @@ def shards(config: RunConfig, template: ChatTemplate, first_line: int, progress:
            ) -> Iterator[Pending]:
     """Cut the input, from a line on, into shards: at the first row with which a shard has `shard_tokens`."""
     pending = Pending(next_line=first_line)
-    for row in read_conversations(config.data):
-        if row.line < first_line:
-            continue
+    for row in read_conversations(config.data, first_line):
         if isinstance(row, Reject):
             pending.rejects.append(row)
             samples: list[Sample] = []
