@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define EYAS_CPU_ABI 1
+#define EYAS_CPU_ABI 2
 
 enum { EYAS_CPU_FP32 = 0, EYAS_CPU_BF16 = 1, EYAS_CPU_FP16 = 2 };
 
@@ -89,6 +89,20 @@ typedef struct {
 } eyas_cpu_verify;
 
 EYAS_API int32_t eyas_cpu_verify_greedy(const eyas_cpu_verify *verify);
+
+typedef struct {
+  uint32_t struct_size;
+  int32_t replacement;       /* rejection: siblings were drawn from the same distribution each, else without repetition */
+  int64_t vocab;
+  const float *uniform;      /* [B, n], the coin of each node; target-only: of the decision after it */
+  const float *uniform_final; /* [B], of the token that ends the path */
+  const float *target_probs; /* [B, n, vocab] */
+  const float *draft_probs;  /* [B, n, vocab], what the children of each node were drawn from; null: target-only */
+  float threshold_single, threshold_acc; /* target-only */
+} eyas_cpu_sampling;
+
+/* Sampled verification; target_predict is not read. */
+EYAS_API int32_t eyas_cpu_verify_sampled(const eyas_cpu_verify *verify, const eyas_cpu_sampling *sampling);
 
 /* ---- attention over a KV pool by token slot ------------------------------------------------------------------- */
 

@@ -37,6 +37,22 @@ def verify_greedy(
     retrive_next_sibling: View,
     target_predict: View,
 ) -> None: ...
+def verify_sampled(
+    predicts: View,
+    accept_index: View,
+    accept_token_num: View,
+    candidates: View,
+    retrive_index: View,
+    retrive_next_token: View,
+    retrive_next_sibling: View,
+    uniform: View,
+    uniform_final: View,
+    target_probs: View,
+    draft_probs: View | None,
+    replacement: bool,
+    threshold_single: float,
+    threshold_acc: float,
+) -> None: ...
 def attention(
     q: View,
     k_buffer: View,

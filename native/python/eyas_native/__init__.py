@@ -18,6 +18,8 @@ from eyas_native.tree import (
     tree_from_mask,
     tree_validate,
     verify_greedy,
+    verify_rejection,
+    verify_target_only,
 )
 
 __version__ = "0.1.0"
@@ -43,4 +45,6 @@ __all__ = [
     "tree_from_mask",
     "tree_validate",
     "verify_greedy",
+    "verify_rejection",
+    "verify_target_only",
 ]

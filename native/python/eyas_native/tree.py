@@ -1,4 +1,4 @@
-"""Draft trees and their greedy verification.
+"""Draft trees and their verification.
 
 Names keep SGLang's spelling (``retrive_*``), so that its arrays pass unchanged. B requests, n nodes a tree (root
 included). Outputs are preallocated by the caller and written whole. Source of the semantics: SGLang 0.5.16,
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas_native import _C
-from eyas_native.arrays import target, view
+from eyas_native.arrays import View, target, view
 
 MASK_FULL, MASK_TREE_ONLY, MASK_BITS, MASK_WORDS = 0, 1, 2, 3
 
@@ -145,12 +145,108 @@ def verify_greedy(
         ArgumentError: shapes, dtypes, or a link that leads outside the tree or in a circle.
     """
     _C.verify_greedy(
+        *_verified(predicts, accept_index, accept_token_num),
+        *_tree(candidates, retrive_index, retrive_next_token, retrive_next_sibling),
+        view(target_predict, "target_predict"),
+    )
+
+
+def verify_target_only(
+    predicts: Any,
+    accept_index: Any,
+    accept_token_num: Any,
+    candidates: Any,
+    retrive_index: Any,
+    retrive_next_token: Any,
+    retrive_next_sibling: Any,
+    uniform: Any,
+    uniform_final: Any,
+    target_probs: Any,
+    *,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+) -> None:
+    """Samples a path from the target's probabilities alone; SGLang's tree_speculative_sampling_target_only.
+
+    Args:
+        uniform: f32 [B, n], coins in [0, 1); node i's decides among its children. uniform_final: f32 [B].
+        target_probs: f32 [B, n, V], the target's distribution after each node.
+        threshold_single, threshold_acc: accept at p >= single, or at coin <= accumulated p / acc; 1 and 1 keep the
+            target's distribution.
+        others: as in verify_greedy.
+
+    Raises:
+        ArgumentError: shapes, dtypes, a token outside the vocabulary, or a link that leads nowhere.
+    """
+    _C.verify_sampled(
+        *_verified(predicts, accept_index, accept_token_num),
+        *_tree(candidates, retrive_index, retrive_next_token, retrive_next_sibling),
+        view(uniform, "uniform"),
+        view(uniform_final, "uniform_final"),
+        view(target_probs, "target_probs"),
+        None,
+        False,
+        threshold_single,
+        threshold_acc,
+    )
+
+
+def verify_rejection(
+    predicts: Any,
+    accept_index: Any,
+    accept_token_num: Any,
+    candidates: Any,
+    retrive_index: Any,
+    retrive_next_token: Any,
+    retrive_next_sibling: Any,
+    uniform: Any,
+    uniform_final: Any,
+    target_probs: Any,
+    draft_probs: Any,
+    *,
+    replacement: bool = True,
+) -> None:
+    """Samples a path by rejection, for drafts that were sampled (not the top-k); keeps the target's distribution.
+
+    A child x drawn from q is accepted with probability min(1, p(x) / q(x)); after a refusal p becomes the positive part
+    of p - q, normalised (multi-round speculative sampling, SpecInfer 2023). A chain is a tree of one child a node.
+
+    Args:
+        uniform: f32 [B, n], coins in [0, 1); node i's decides whether node i is accepted. uniform_final: f32 [B].
+        draft_probs: f32 [B, n, V], what the children of each node were drawn from (rows of leaves are not read).
+        replacement: siblings were drawn independently; else one after the other without repetition.
+        others: as in verify_target_only.
+
+    Raises:
+        ArgumentError: shapes, dtypes, a token outside the vocabulary, or a link that leads nowhere.
+    """
+    _C.verify_sampled(
+        *_verified(predicts, accept_index, accept_token_num),
+        *_tree(candidates, retrive_index, retrive_next_token, retrive_next_sibling),
+        view(uniform, "uniform"),
+        view(uniform_final, "uniform_final"),
+        view(target_probs, "target_probs"),
+        view(draft_probs, "draft_probs"),
+        replacement,
+        1.0,
+        1.0,
+    )
+
+
+def _verified(predicts: Any, accept_index: Any, accept_token_num: Any) -> tuple[View, View, View]:
+    return (
         target(predicts, "predicts"),
         target(accept_index, "accept_index"),
         target(accept_token_num, "accept_token_num"),
+    )
+
+
+def _tree(
+    candidates: Any, retrive_index: Any, retrive_next_token: Any, retrive_next_sibling: Any
+) -> tuple[View, View, View, View]:
+    return (
         view(candidates, "candidates"),
         view(retrive_index, "retrive_index"),
         view(retrive_next_token, "retrive_next_token"),
         view(retrive_next_sibling, "retrive_next_sibling"),
-        view(target_predict, "target_predict"),
     )

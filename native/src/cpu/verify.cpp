@@ -1,27 +1,14 @@
 // Greedy verification: the walk from the root along the tokens that the target itself would have produced.
-#include "error.h"
+#include "verify.h"
 
 namespace eyas::cpu {
 namespace {
 
-int64_t checked(int64_t value, int64_t low, int64_t high, const char* argument, int b, int64_t node) {
-  if (value < low || value >= high)
-    refuse(EYAS_CPU_OUT_OF_RANGE, argument, "%lld (request %d, node %lld)|%lld to %lld", static_cast<long long>(value),
-           b, static_cast<long long>(node), static_cast<long long>(low), static_cast<long long>(high - 1));
-  return value;
-}
-
 // The child of `node` that carries `token`, or -1.
 int64_t matching_child(const eyas_cpu_verify& v, int b, int64_t node, int64_t token) {
-  const int64_t n = v.nodes, base = b * n;
-  int64_t child = checked(v.retrive_next_token[base + node], -1, n, "retrive_next_token", b, node);
-  for (int64_t steps = 0; child != -1; ++steps) {
-    if (steps == n)
-      refuse(EYAS_CPU_BAD_TREE, "retrive_next_sibling", "a cycle among the children of node %lld of request %d|a list",
-             static_cast<long long>(node), b);
-    if (v.candidates[base + child] == token) return child;
-    child = checked(v.retrive_next_sibling[base + child], -1, n, "retrive_next_sibling", b, child);
-  }
+  const int64_t base = static_cast<int64_t>(b) * v.nodes;
+  for (Children child(v, b, node); child.node != -1; child.next())
+    if (v.candidates[base + child.node] == token) return child.node;
   return -1;
 }
 
@@ -50,10 +37,7 @@ void verify_request(const eyas_cpu_verify& v, int b) {
 extern "C" int32_t eyas_cpu_verify_greedy(const eyas_cpu_verify* verify) {
   using namespace eyas::cpu;
   return guarded([&] {
-    check_struct(verify, "verify");
-    if (verify->nodes < 1) refuse(EYAS_CPU_BAD_TREE, "candidates", "a tree of %d nodes|1 or more", verify->nodes);
-    if (verify->accept_columns < 1)
-      refuse(EYAS_CPU_BAD_ARGUMENT, "accept_index", "%d columns|depth + 1", verify->accept_columns);
+    check_verify(verify);
     for (int b = 0; b < verify->batch; ++b) verify_request(*verify, b);
   });
 }

@@ -88,37 +88,79 @@ py::bytes tree_validate(const py::object& mask_) {
   return py::bytes(faults);
 }
 
-void verify_greedy(const py::object& predicts_, const py::object& accept_index_, const py::object& accept_num_,
-                   const py::object& candidates_, const py::object& index_, const py::object& next_,
-                   const py::object& sibling_, const py::object& target_predict_) {
-  const View predicts(predicts_), accept_index(accept_index_), accept_num(accept_num_), candidates(candidates_),
-      index(index_), next(next_), sibling(sibling_), target_predict(target_predict_);
-  Shapes shapes;
-  shapes.match(candidates, "candidates", "BN", of(kI64));
-  shapes.match(index, "retrive_index", "BN", of(kI64));
-  shapes.match(next, "retrive_next_token", "BN", of(kI64));
-  shapes.match(sibling, "retrive_next_sibling", "BN", of(kI64));
-  shapes.match(target_predict, "target_predict", target_predict.dims == 1 ? "T" : "BN", of(kI64));
-  shapes.match(accept_index, "accept_index", "BA", of(kI32));
-  shapes.match(accept_num, "accept_token_num", "B", of(kI32));
-  shapes.match(predicts, "predicts", "T", of(kI32));
-  shapes.require(predicts.dims != 1 || shapes['T'] == shapes['B'] * shapes['N'], "predicts",
+struct VerifyViews {
+  View predicts, accept_index, accept_num, candidates, index, next, sibling;
+};
+
+eyas_cpu_verify verify_args(Shapes& shapes, const VerifyViews& v) {
+  shapes.match(v.candidates, "candidates", "BN", of(kI64));
+  shapes.match(v.index, "retrive_index", "BN", of(kI64));
+  shapes.match(v.next, "retrive_next_token", "BN", of(kI64));
+  shapes.match(v.sibling, "retrive_next_sibling", "BN", of(kI64));
+  shapes.match(v.accept_index, "accept_index", "BA", of(kI32));
+  shapes.match(v.accept_num, "accept_token_num", "B", of(kI32));
+  shapes.match(v.predicts, "predicts", "T", of(kI32));
+  shapes.require(v.predicts.dims != 1 || shapes['T'] == shapes['B'] * shapes['N'], "predicts",
                  std::to_string(shapes['T']) + " entries", "one per node of every request");
-  shapes.done();
   eyas_cpu_verify verify{};
   verify.struct_size = sizeof verify;
   verify.batch = static_cast<int32_t>(shapes['B']);
   verify.nodes = static_cast<int32_t>(shapes['N']);
   verify.accept_columns = static_cast<int32_t>(shapes['A']);
-  verify.candidates = candidates.data<int64_t>();
-  verify.retrive_index = index.data<int64_t>();
-  verify.retrive_next_token = next.data<int64_t>();
-  verify.retrive_next_sibling = sibling.data<int64_t>();
+  verify.candidates = v.candidates.data<int64_t>();
+  verify.retrive_index = v.index.data<int64_t>();
+  verify.retrive_next_token = v.next.data<int64_t>();
+  verify.retrive_next_sibling = v.sibling.data<int64_t>();
+  verify.predicts = v.predicts.data<int32_t>();
+  verify.accept_index = v.accept_index.data<int32_t>();
+  verify.accept_token_num = v.accept_num.data<int32_t>();
+  return verify;
+}
+
+void verify_greedy(const py::object& predicts, const py::object& accept_index, const py::object& accept_num,
+                   const py::object& candidates, const py::object& index, const py::object& next,
+                   const py::object& sibling, const py::object& target_predict_) {
+  const VerifyViews views{View(predicts), View(accept_index), View(accept_num), View(candidates),
+                          View(index),    View(next),         View(sibling)};
+  const View target_predict(target_predict_);
+  Shapes shapes;
+  eyas_cpu_verify verify = verify_args(shapes, views);
+  shapes.match(target_predict, "target_predict", target_predict.dims == 1 ? "T" : "BN", of(kI64));
+  shapes.done();
   verify.target_predict = target_predict.data<int64_t>();
-  verify.predicts = predicts.data<int32_t>();
-  verify.accept_index = accept_index.data<int32_t>();
-  verify.accept_token_num = accept_num.data<int32_t>();
   raise_on_error(eyas_cpu_verify_greedy(&verify));
+}
+
+void verify_sampled(const py::object& predicts, const py::object& accept_index, const py::object& accept_num,
+                    const py::object& candidates, const py::object& index, const py::object& next,
+                    const py::object& sibling, const py::object& uniform_, const py::object& uniform_final_,
+                    const py::object& target_probs_, const py::object& draft_probs_, bool replacement,
+                    float threshold_single, float threshold_acc) {
+  const VerifyViews views{View(predicts), View(accept_index), View(accept_num), View(candidates),
+                          View(index),    View(next),         View(sibling)};
+  const View uniform(uniform_), uniform_final(uniform_final_), target_probs(target_probs_), draft_probs(draft_probs_);
+  Shapes shapes;
+  const eyas_cpu_verify verify = verify_args(shapes, views);
+  shapes.match(uniform, "uniform", "BN", of(kFp32));
+  shapes.match(uniform_final, "uniform_final", "B", of(kFp32));
+  shapes.match(target_probs, "target_probs", "BNV", of(kFp32));
+  if (draft_probs.present()) shapes.match(draft_probs, "draft_probs", "BNV", of(kFp32));
+  shapes.done();
+  eyas_cpu_sampling sampling{};
+  sampling.struct_size = sizeof sampling;
+  sampling.replacement = replacement;
+  sampling.vocab = shapes['V'];
+  sampling.uniform = uniform.data<float>();
+  sampling.uniform_final = uniform_final.data<float>();
+  sampling.target_probs = target_probs.data<float>();
+  sampling.draft_probs = draft_probs.present() ? draft_probs.data<float>() : nullptr;
+  sampling.threshold_single = threshold_single;
+  sampling.threshold_acc = threshold_acc;
+  const int32_t code = [&] {
+    const py::gil_scoped_release release;
+    return eyas_cpu_verify_sampled(&verify, &sampling);
+  }();
+  raise_on_error(code);
 }
 
 }  // namespace
@@ -128,6 +170,7 @@ void register_tree(py::module_& module) {
   module.def("tree_from_mask", tree_from_mask);
   module.def("tree_validate", tree_validate);
   module.def("verify_greedy", verify_greedy);
+  module.def("verify_sampled", verify_sampled);
 }
 
 }  // namespace eyas::python
