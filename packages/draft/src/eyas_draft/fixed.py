@@ -56,9 +56,10 @@ class FixedStepper:
         self._history = torch.zeros(self.every, 3 * width + 2, device=self._device)
         self._rate = torch.zeros((), device=self._device)
         self._pending: list[Record] = []
-        self._since = time.monotonic()
+        self._since = 0.0
         self._bad_steps = 0
         self._works: list[Callable[[], None]] | None = None
+        self.way = "plain"  # how steps are run, for reports
 
     def advance(self, step: int, rate: float) -> int:
         """Queue `accumulate` passes and one update; returns the tokens.
@@ -66,6 +67,8 @@ class FixedStepper:
         Raises:
             InvalidInput: too many samples with states that are not finite.
         """
+        if not self._pending:
+            self._since = time.monotonic()
         self._set_rate(rate)
         tokens, passes, waited = 0, 0, 0.0
         while passes < self.config.accumulate:
@@ -98,8 +101,7 @@ class FixedStepper:
         if not self._pending:
             return []
         rows = self._history[:len(self._pending)].cpu()
-        now = time.monotonic()
-        seconds, self._since = round((now - self._since) / len(self._pending), 4), now
+        seconds = round((time.monotonic() - self._since) / len(self._pending), 5)
         records = [self._record(known, row, seconds) for known, row in zip(self._pending, rows, strict=True)]
         self._pending = []
         bad = [r["step"] for r in records if r["skipped"]]
@@ -137,7 +139,9 @@ class FixedStepper:
             return [self._accumulate, self._update]
         for compiling, recording in self._ways():
             try:
-                return self._made_fast(compiling=compiling, recording=recording)
+                works = self._made_fast(compiling=compiling, recording=recording)
+                self.way = " and ".join(["compiled"] * compiling + ["recorded"] * recording)
+                return works
             except RuntimeError as error:  # also what dynamo, inductor and CUDA raise
                 self.report(f"compile={compiling}, cuda_graph={recording} failed, trying the next slower way "
                             f"({type(error).__name__}: {str(error)[:400]})")

@@ -32,6 +32,7 @@ class RaggedStepper:
     """
 
     every = 1  # steps after which `drain` is due
+    way = "plain, ragged"
 
     def __init__(self, config: TrainConfig, model: DraftModel, teacher: Teacher, optimizer: torch.optim.Optimizer,
                  loader: Loader, cursor: int) -> None:

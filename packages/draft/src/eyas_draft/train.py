@@ -72,7 +72,7 @@ class Trainer:
         log = MetricsLog(self.config.out, self.step)
         measured = self._measure(log) if self.step == 0 else None
         per_step = sum(self.setup.store.length(i) for i in self.loader.indices) / self._steps_per_epoch()
-        numbers = "already finished"
+        numbers = "already finished" if self.step == self.total else ""
         progress = Progress(round(per_step * self.total), "tokens", "train", already=round(per_step * self.step),
                             every=self.config.log_seconds, stream=self.stream)
         while self.step < self.total:
