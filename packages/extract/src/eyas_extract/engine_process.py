@@ -112,6 +112,7 @@ class Engine:
 
     def _environment(self) -> dict[str, str]:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(self.capture.environment() if self.capture else {})}
+        environment.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS", "0")  # else a dead engine hangs a minute
         if self.settings.device == "cpu":
             cores = sorted(os.sched_getaffinity(0))
             share = max(len(cores) // self.settings.tp, 1)
