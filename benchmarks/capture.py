@@ -1,5 +1,6 @@
 """What capturing costs SGLang's prefill, and how near it comes to the ceilings of copy and disk, in one run.
 
+    PYTHONPATH=native/python:packages/contract/src:packages/extract/src \\
     python benchmarks/capture.py --target SMOLLM2 --answers gsm8k_answers.jsonl.xz --out benchmarks/results/capture.json
 
 Part `off_on`: two engines of the same target on one device, one plain and one that captures; the same prompts, made of
@@ -179,7 +180,8 @@ def started(options: argparse.Namespace, target: Path, work: Path, contract: Con
                                   options.slot_mib, options.slots, options.writers)
     dtype = {"BF16": "bfloat16", "F32": "float32"}[options.model_dtype]
     for more in (extra, f"{extra} {NO_GRAPHS}"):
-        settings = EngineSettings(target, options.device, dtype, python=options.engine_python, extra=more)
+        settings = EngineSettings(target, options.device, dtype, python=options.engine_python, extra=more,
+                                  start_seconds=120.0)
         try:
             return Engine(settings, capture, work)
         except EngineFailure as failure:
@@ -298,7 +300,7 @@ def wide(options: argparse.Namespace, results: Results, work: Path, stack: ExitS
     results.add(part="wide", prefill_without_store=plain_rate(engine.server, parts, options.ahead))
     for name, folder in places(options).items():
         rows = []
-        for turn in range(options.rounds + 1):
+        for turn in range(options.wide_rounds + 1):
             write = write_ceiling(folder, size)
             rate, gigabytes = captured_rate(engine.server, parts, contract, folder, options.wide_ahead)
             if turn:
@@ -362,10 +364,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1 << 19)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=200, help="conversations compared with Hugging Face")
+    parser.add_argument("--wide-rounds", type=int, default=2)
     parser.add_argument("--ahead", type=int, default=6)
     parser.add_argument("--shard-tokens", type=int, default=1 << 15)
     parser.add_argument("--width", type=int, default=7168)
-    parser.add_argument("--wide-tokens", type=int, default=1 << 17)
+    parser.add_argument("--wide-tokens", type=int, default=3 << 15)
     parser.add_argument("--wide-shard-tokens", type=int, default=1 << 11)
     parser.add_argument("--wide-ahead", type=int, default=12)
     parser.add_argument("--slot-mib", type=int, default=16)
