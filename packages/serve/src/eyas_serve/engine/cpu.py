@@ -20,6 +20,7 @@ def prepare_cpu() -> None:
         os.environ.setdefault(name, value)
     if torchvision_is_cuda_build():
         declare_torchvision_ops()
+    spare_cuda_waits()
     from eyas_serve.engine import sgl_kernel_cpu
 
     sys.modules.setdefault("sgl_kernel", sgl_kernel_cpu.as_module())
@@ -47,3 +48,11 @@ def declare_torchvision_ops() -> None:
         if not hasattr(torch.ops.torchvision, name):
             torch.library.define(f"torchvision::{name}",
                                  "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def spare_cuda_waits() -> None:
+    """Nothing to wait for where torch has no CUDA: SGLang's MLA draft class (0.5.12 to 0.5.23) waits all the same."""
+    import torch
+
+    if torch.version.cuda is None:
+        torch.cuda.synchronize = lambda device=None: None

@@ -66,8 +66,19 @@ def extend_attention_cpu(
     is_cross: bool = False, window: int = 0, encoder_lens: Any = None, sinks: Any = None,
     tree_mask: Tensor | None = None, is_causal: bool = True,
 ) -> None:
-    """Attention of prompts and of draft trees; the new keys and values are in the buffers already."""
+    """Attention of prompts and of draft trees; the new keys and values are in the buffers already.
+
+    MLA's prompts without a prefix come in multi-head form: expanded keys and values beside buffers of latents.
+    """
     _only_self_attention(is_cross, sinks)
+    if k is not None and v is not None and q.shape[-1] != k_buffer.shape[-1]:
+        import torch
+
+        assert bool((seq_lens == extend_lens).all()), "SGLang takes MLA's multi-head form only without a prefix"
+        k_buffer, v_buffer = k.view(q.shape[0], -1, q.shape[-1]), v.view(q.shape[0], -1, out.shape[-1])
+        column = torch.arange(max_extend_len, dtype=req_to_token.dtype)
+        req_to_token = (extend_start[:, None].to(req_to_token.dtype) + column).clamp(max=q.shape[0] - 1)
+        req_pool_indices = torch.arange(extend_lens.numel())
     eyas_native.tree_attention(q, k_buffer, v_buffer, out, req_to_token, req_pool_indices, seq_lens, extend_lens,
                                extend_start, scale=scale, logit_cap=logit_cap, window=window, tree_mask=tree_mask,
                                causal=is_causal)

@@ -19,12 +19,18 @@ def check_width(model: Any, input_ids: Any, positions: Any, forward_batch: Any, 
     states = getattr(forward_batch.spec_info, "hidden_states", None)
     if states is None or not forward_batch.forward_mode.is_extend(include_draft_extend_v2=True):
         return
-    found, wanted = states.shape[-1], model.fc.in_features
+    found, wanted = states.shape[-1], fc_width(model)
     if found == wanted or not states.shape[0]:
         return
     GUARD.refuse(EngineFailure(
         "draft forward", f"states of width {found} in mode {forward_batch.forward_mode.name}",
         f"width {wanted} ({model.num_aux_hidden_states} aux states), by the draft's fc", _cause(found, wanted, model)))
+
+
+def fc_width(inner: Any) -> int:
+    """Width that a draft's `fc` reads: torch's Linear in the Llama class, SGLang's parallel one in the MLA class."""
+    fc = inner.fc
+    return int(fc.in_features if hasattr(fc, "in_features") else fc.input_size)
 
 
 def _cause(found: int, wanted: int, model: Any) -> str:

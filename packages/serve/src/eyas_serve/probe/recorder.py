@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eyas_serve.guard.forward import fc_width
 from eyas_serve.guard.state import GUARD
 from eyas_serve.probe.protocol import (
     BEST_IDS,
@@ -89,9 +90,7 @@ def _take(worker: Any, request: Any, taps: Taps, states: Tensor, index: int, sta
 
 def _split_states(model: Any, tensors: dict[str, Tensor]) -> None:
     """The states as `aux.i` where they are as wide as `fc` reads; else they stay one tensor."""
-    fc = model.model.fc
-    width = getattr(fc, "in_features", None) or fc.input_size
-    if tensors[STATES].shape[-1] == width:
+    if tensors[STATES].shape[-1] == fc_width(model.model):
         chunks = tensors.pop(STATES).chunk(model.model.num_aux_hidden_states, dim=-1)
         tensors |= {f"aux.{i}": chunk.contiguous() for i, chunk in enumerate(chunks)}
 
