@@ -76,12 +76,16 @@ class Engine:
 
 def answer_all(engines: list[Engine], prompts: list[list[int]], *, at_once: int = 256, deadline: float = 1e18,
                **sampling: Any) -> dict[int, list[int]]:
-    """Output ids by number of prompt; requests not begun at the deadline (monotonic seconds) are left out."""
+    """Output ids by number of prompt; requests not begun at the deadline (monotonic seconds), or lost, are left out."""
     def ask(number: int) -> list[tuple[int, list[int]]]:
         if time.monotonic() > deadline:
             return []
         part = prompts[number * at_once:(number + 1) * at_once]
-        replies = engines[number % len(engines)].generate(part, **sampling)
+        try:
+            replies = engines[number % len(engines)].generate(part, **sampling)
+        except OSError as error:
+            print(f"{len(part)} prompts lost: {error}", flush=True)
+            return []
         return [(number * at_once + i, reply["output_ids"]) for i, reply in enumerate(replies)]
     with ThreadPoolExecutor(4 * len(engines)) as pool:
         return dict(pair for pairs in pool.map(ask, range(-(-len(prompts) // at_once))) for pair in pairs)

@@ -47,7 +47,7 @@ BASELINE = {"tokens_per_second": 45000, "first_step_accuracy": 0.591, "trained_t
             "3/4/8": {"eval_gsm8k": 2.352, "eval_mtbench": 1.552}}
 SMALL = ["--mem-fraction-static", "0.8", "--max-total-tokens", "200000", "--cuda-graph-max-bs", "8",
          "--max-running-requests", "8"]
-LARGE = ["--mem-fraction-static", "0.8", "--max-total-tokens", "400000", "--max-running-requests", "1024",
+LARGE = ["--mem-fraction-static", "0.8", "--max-total-tokens", "400000", "--max-running-requests", "512",
          "--cuda-graph-bs-decode", "1", "8", "32", "64", "128", "192", "256", "320", "384", "448", "512"]
 SHAPES = {"3/1/4": (3, 1, 4), "3/4/8": (3, 4, 8)}
 SETS = {"eval_gsm8k": 80, "eval_mtbench": 40, "eval_humaneval": 40}
@@ -291,7 +291,7 @@ def wide(bench: Bench, report: Report) -> None:
 
 PARTS: dict[str, Callable[[Bench, Report], None]] = {
     "extract": extract, "train": train, "serve": serve, "kimi": wide, "best": best}
-LIMITS = {"extract": 100, "train": 200, "serve": 200, "kimi": 100, "best": 620}
+LIMITS = {"extract": 100, "train": 220, "serve": 200, "kimi": 130, "best": 620}
 
 
 def arguments() -> argparse.Namespace:

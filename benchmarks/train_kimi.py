@@ -34,8 +34,8 @@ class RandomFeed:
     """Stands where `eyas_draft.feed.Feed` stands: always the same documents, random states."""
 
     def __init__(self, spec: DraftSpec, lengths: list[int], device: torch.device, dtype: torch.dtype) -> None:
-        scored = sum(lengths) * 3 // 4
-        self.sizes, self.device = PackSizes(sum(lengths), sum(lengths), len(lengths) + 1, max(lengths)), device
+        scored = sum(n - n // 4 for n in lengths)
+        self.sizes, self.device = PackSizes(sum(lengths), scored, len(lengths) + 1, max(lengths)), device
         masks = [np.arange(n) >= n // 4 for n in lengths]
         ints = np.zeros(self.sizes.total, dtype=np.int32)
         fill_pack(ints, self.sizes, [0, *np.cumsum(lengths)[:-1].tolist()], masks)
@@ -62,8 +62,8 @@ class RandomFeed:
 
 def kimi(device_name: str, *, full: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name of a case, its numbers), one after another."""
-    cases = {"8k_of_2k": ([2048] * 4, 7, True), "8k_of_2k_uncompiled": ([2048] * 4, 7, False),
-             "32k_context": ([32768], 4, True)}
+    cases = {"8k_of_2k": ([2048] * 4, 7, True), "32k_context": ([32768], 4, True),
+             "8k_of_2k_uncompiled": ([2048] * 4, 7, False)}
     for name, (lengths, steps, compiling) in cases.items():
         scaled = lengths if full else [n // 128 for n in lengths]
         try:

@@ -185,17 +185,24 @@ def test_fixed_shapes_train_as_ragged_ones_and_resume_exactly(store: Path, tiny_
     for mine, theirs in zip(b, a, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=2e-4)
         assert all(mine[key] == theirs[key] for key in ("cursor", "tokens", "trained"))
-    # stopped at a checkpoint in the midst of an epoch, then continued
-    half = Trainer(settings_of(store, tiny_target, tmp_path / "half", shapes="fixed", accumulate=2, resident=resident))
-    half.total = 7
-    half.run()
-    done = Trainer(settings_of(store, tiny_target, tmp_path / "half", shapes="fixed", accumulate=2, resident=resident))
-    assert done.step == 7
-    full = Trainer(config).model.state_dict()
-    # the rate's schedule was not that of 7 steps: `total` was cut only after it was computed from
-    done.run()
-    assert [r["step"] for r in lines(tmp_path / "half")] == [r["step"] for r in b]
-    assert {k: v.shape for k, v in done.model.state_dict().items()} == {k: v.shape for k, v in full.items()}
+    again = settings_of(store, tiny_target, tmp_path / "again", shapes="fixed", accumulate=2, resident=resident)
+    broken = Trainer(again)
+    advance = broken.stepper.advance
+
+    def stop_at_nine(step: int, rate: float) -> int:
+        if step == 9:  # after the checkpoint at 7, in the midst of an epoch
+            raise KeyboardInterrupt
+        return advance(step, rate)
+    broken.stepper.advance = stop_at_nine
+    with pytest.raises(KeyboardInterrupt):
+        broken.run()
+    broken.stepper.close()
+    continued = Trainer(again)
+    assert continued.step == 7
+    continued.run()
+    untimed = [[{k: v for k, v in r.items() if k not in ("seconds", "wait")} for r in lines(tmp_path / name)]
+               for name in ("fixed", "again")]
+    assert untimed[0] == untimed[1]
 
 
 def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,12 @@ def test_a_family_with_another_norm_is_refused(tiny_target: Path) -> None:
 def test_too_few_steps_for_one_update_are_refused(store: Path, tiny_target: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--accumulate"):
         Trainer(settings(store, tiny_target, tmp_path, epochs=1, accumulate=10_000))
+
+
+def test_a_wider_feed_forward_begins_as_the_targets(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    plain = TrainConfig(store, tiny_target, tmp_path / "a", vocab_size=64)
+    narrow = prepare(plain).model
+    wide = prepare(replace(plain, intermediate_size=narrow.spec.intermediate_size + 24)).model
+    x = torch.randn(5, narrow.spec.hidden_size)
+    torch.testing.assert_close(wide.layers[0].mlp(x), narrow.layers[0].mlp(x))
+    assert wide.layers[0].mlp.gate_proj.weight[-24:].abs().min() > 0

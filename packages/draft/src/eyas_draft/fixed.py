@@ -211,7 +211,7 @@ class FixedStepper:
         for index, (normed, source, inside) in enumerate(unrolled):
             row = sources - 1 - index
             valid = counted & (row >= starts)
-            inverse = torch.where(inside, place[source], self.feed.sizes.scored)
+            inverse = place[source].masked_fill(~inside, self.feed.sizes.scored)
             summed, right = fixed_head_loss(normed, self.model.lm_head.weight, targets, best, row.clamp(min=0), valid,
                                             inverse, self.mix)
             count = valid.sum()

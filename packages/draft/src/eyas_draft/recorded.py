@@ -38,7 +38,8 @@ def _recorded(works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
     replays, pool = [], torch.cuda.graph_pool_handle()
     for work in works:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        # "thread_local": the reading thread may pin memory meanwhile
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             work()
         replays.append(graph.replay)
     return replays

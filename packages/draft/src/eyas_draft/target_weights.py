@@ -73,7 +73,8 @@ def initial_from_target(weights: TargetWeights, spec: DraftSpec, draft_ids_v: Te
     """Start values taken from the target, by trainer name; shapes that differ are left out.
 
     `fc` passes the last aux state through; layer 0 computes the target's last layer on the hidden half of its input
-    and nothing on the embedding half; norm and head are the target's, the head's rows those of the draft vocabulary.
+    and nothing on the embedding half; norm and head are the target's, the head's rows those of the draft vocabulary. A
+    feed-forward wider than the target's begins with further neurons that add nothing yet.
     """
     h = spec.hidden_size
     fc = torch.zeros(h, spec.num_aux * spec.target_hidden_size)
@@ -87,5 +88,18 @@ def initial_from_target(weights: TargetWeights, spec: DraftSpec, draft_ids_v: Te
         if name == "layers.0.input_layernorm.weight":
             start["layers.0.hidden_norm.weight"] = value
             continue
-        start[name] = value
+        start[name] = _widened(name, value, spec.intermediate_size) if name.startswith("layers.0.mlp.") else value
     return start
+
+
+def _widened(name: str, weight: Tensor, width: int) -> Tensor:
+    """A feed-forward's weight grown to `width` neurons: rows of small noise, or for `down_proj` columns of zero."""
+    axis = 1 if "down_proj" in name else 0
+    more = width - weight.shape[axis]
+    if more <= 0:
+        return weight
+    shape = (weight.shape[0], more) if axis else (more, weight.shape[1])
+    fresh = torch.zeros(shape)
+    if not axis:
+        fresh.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(width))
+    return torch.cat((weight, fresh), dim=axis)

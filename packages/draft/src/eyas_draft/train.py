@@ -59,7 +59,7 @@ class Trainer:
         self.draft_ids_v = ids.to(self.device)
         trained, self.held = split(self.setup.store, config.holdout, config.seed)
         self.loader = Loader(self.setup.store, trained, config.tokens_per_batch, config.seed, config.max_bad_samples)
-        self.total = self._total_steps()
+        self.total, self.per_epoch = self._count_steps()
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay,
             fused=True, capturable=self.device.type == "cuda")
@@ -71,7 +71,7 @@ class Trainer:
         """Train to the end; returns the last measurement."""
         log = MetricsLog(self.config.out, self.step)
         measured = self._measure(log) if self.step == 0 else None
-        per_step = sum(self.setup.store.length(i) for i in self.loader.indices) / self._steps_per_epoch()
+        per_step = sum(self.setup.store.length(i) for i in self.loader.indices) / self.per_epoch
         numbers = "already finished" if self.step == self.total else ""
         progress = Progress(round(per_step * self.total), "tokens", "train", already=round(per_step * self.step),
                             every=self.config.log_seconds, stream=self.stream)
@@ -91,20 +91,18 @@ class Trainer:
         progress.close(numbers + _note(measured))
         return measured or self._walk()
 
-    def _steps_per_epoch(self) -> float:
-        epochs = max(1, self.config.epochs)
-        return sum(self.loader.num_batches(e) for e in range(epochs)) / epochs / self.config.accumulate
-
-    def _total_steps(self) -> int:
-        """Optimiser steps of the whole run."""
+    def _count_steps(self) -> tuple[int, float]:
+        """Optimiser steps of the whole run, and of a mean epoch."""
         config = self.config
-        total = sum(self.loader.num_batches(e) for e in range(config.epochs)) // config.accumulate
-        if config.max_steps:
-            total = min(total, config.max_steps)
+        wanted, epochs, batches = config.max_steps * config.accumulate, 0, 0
+        while epochs < config.epochs and (not wanted or batches < wanted):
+            batches += self.loader.num_batches(epochs)
+            epochs += 1
+        total = min(batches // config.accumulate, config.max_steps or batches)
         if not total:
             raise InvalidInput("--accumulate", str(config.accumulate), "at least one optimiser step in the whole run",
                                "Lower --accumulate or --tokens-per-batch.")
-        return total
+        return total, batches / epochs / config.accumulate
 
     def _stepper(self) -> RaggedStepper | FixedStepper:
         """Fixed shapes on a GPU, ragged ones on a CPU, unless the settings say which."""
@@ -149,7 +147,7 @@ class Trainer:
         return result
 
     def _at_checkpoint(self) -> bool:
-        every = self.config.checkpoint_every or max(1, int(self._steps_per_epoch()))
+        every = self.config.checkpoint_every or max(1, int(self.per_epoch))
         return self.step % every == 0 or self.step == self.total
 
     def _save(self, measured: Walk | None) -> None:
