@@ -97,6 +97,8 @@ class RunConfig:
     """further arguments of sglang.launch_server, as in --engine-args="--chunked-prefill-size 4096" """
     tp: int = 1
     """ranks of the engine that is started"""
+    encoders: int = 0
+    """processes that turn conversations into tokens; 0 for as many as help"""
     ahead: int = 4
     """shards in flight on each server; a lost server costs these, which are done again"""
     json: bool = False

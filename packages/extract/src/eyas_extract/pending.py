@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from eyas_contract.commands import Progress
 from eyas_extract.config import RunConfig
 from eyas_extract.conversations import Reject, read_conversations
-from eyas_extract.mask import Sample, encode
+from eyas_extract.encoding import encoded, processes
+from eyas_extract.mask import Sample
 from eyas_extract.template import ChatTemplate
 
 
@@ -30,12 +31,11 @@ def shards(config: RunConfig, template: ChatTemplate, first_line: int, progress:
            ) -> Iterator[Pending]:
     """Cut the input, from a line on, into shards: at the first row with which a shard has `shard_tokens`."""
     pending = Pending(next_line=first_line)
-    for row in read_conversations(config.data, first_line):
+    rows = read_conversations(config.data, first_line)
+    for row, samples, reasons in encoded(rows, config, template, processes(config, first_line)):
         if isinstance(row, Reject):
             pending.rejects.append(row)
-            samples: list[Sample] = []
         else:
-            samples, reasons = encode(row, template, max_length=config.max_length, overlong=config.overlong)
             pending.samples += samples
             pending.rejects += [Reject(row.line, row.id, reason) for reason in reasons]
         if progress:
