@@ -76,22 +76,28 @@ TINY = Scale(40, 12, 512, 64, 20, 8, 24, 24, 0.05, 700, 64, 1, False)
 
 
 class Report:
-    """The results file: one object a part, rewritten whole at every word."""
+    """The results file, rewritten whole at every word: one object a part. A copy in the work folder outlives `out`."""
 
-    def __init__(self, out: Path, part: str) -> None:
-        self.path, self.part = out / "train_h200.json", part
+    def __init__(self, args: argparse.Namespace, part: str) -> None:
+        self.path, self.copy, self.part = args.out / "train_h200.json", args.work / "train_h200.json", part
 
     def add(self, **values: Any) -> None:
         """Merge values into the part and print them."""
-        everything = read_json(self.path, "results") if self.path.is_file() else {"baseline_specforge": BASELINE}
+        everything = self._everything()
         everything.setdefault(self.part, {}).update(values)
-        write_text_atomic(self.path, json.dumps(everything, indent=1) + "\n")
+        for path in (self.path, self.copy):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomic(path, json.dumps(everything, indent=1) + "\n")
         print(f"[{time.strftime('%T')}] {self.part}: {json.dumps(values)[:1500]}", flush=True)
 
     def other(self, part: str) -> dict[str, Any]:
-        """What another part found so far."""
-        found: dict[str, Any] = (read_json(self.path, "results") if self.path.is_file() else {}).get(part, {})
+        """What another part found so far, in an earlier call too."""
+        found: dict[str, Any] = self._everything().get(part, {})
         return found
+
+    def _everything(self) -> dict[str, Any]:
+        path = self.path if self.path.is_file() else self.copy
+        return read_json(path, "results") if path.is_file() else {"baseline_specforge": BASELINE}
 
 
 class Bench:
@@ -315,13 +321,12 @@ def main() -> None:
     if args.inside:
         part = args.parts[0]
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` ends the servers
-        PARTS[part](Bench(args), Report(args.out, part))
+        PARTS[part](Bench(args), Report(args, part))
         return
-    args.out.mkdir(parents=True, exist_ok=True)
     machine = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if torch.cuda.is_available()
                else "cpu", "cores": os.cpu_count(), "date": time.strftime("%F %T")}
     for part in args.parts:
-        report = Report(args.out, part)
+        report = Report(args, part)
         report.add(machine=machine)
         begun = time.monotonic()
         report.add(exit=run_part(args, part), part_seconds=round(time.monotonic() - begun, 1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import TextIO
 
@@ -69,7 +70,10 @@ class Trainer:
 
     def run(self) -> Walk:
         """Train to the end; returns the last measurement."""
-        log = MetricsLog(self.config.out, self.step)
+        with closing(MetricsLog(self.config.out, self.step)) as log, closing(self.stepper):
+            return self._run(log)
+
+    def _run(self, log: MetricsLog) -> Walk:
         measured = self._measure(log) if self.step == 0 else None
         per_step = sum(self.setup.store.length(i) for i in self.loader.indices) / self.per_epoch
         numbers = "already finished" if self.step == self.total else ""
@@ -86,8 +90,6 @@ class Trainer:
                 measured = self._measure(log)
                 self._save(measured)
             progress.update(tokens, numbers + _note(measured))
-        log.close()
-        self.stepper.close()
         progress.close(numbers + _note(measured))
         return measured or self._walk()
 
