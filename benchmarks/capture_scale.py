@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -34,6 +33,11 @@ def write_rows(path: Path, count: int) -> None:
             sink.write(json.dumps({"id": f"s{number}", "messages": [
                 {"role": "user", "content": f"count from {TURNS[start]} to {TURNS[end]}"},
                 {"role": "assistant", "content": " ".join(TURNS[start:end + 1])}]}) + "\n")
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo").read_text()
+    return next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), "unknown")
 
 
 def shards(store: Path) -> int:
@@ -99,7 +103,7 @@ def main() -> None:
     command = [str(Path(sys.executable).parent / "eyas-extract"), "run", "--engine", options.engine, "--target",
                str(options.target), "--data", str(data), "--out", str(store), "--device", options.device]
     half = options.count * 22 // 16384 // 2
-    rows = {"machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+    rows = {"machine": {"processor": processor(), "cores": os.cpu_count()},
             "samples": options.count, "engine": options.engine, "killed": watched(command, store, half),
             "scan_seconds": scan_seconds(data, store)}
     options.out.write_text(json.dumps(rows, indent=1) + "\n")

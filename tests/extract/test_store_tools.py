@@ -135,3 +135,25 @@ def test_stats(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["stats", "--store", str(finished), "--json"])
     assert json.loads(capsys.readouterr().out)["store_dtype"] == "F32"
+
+
+def test_tokens_of_another_row_are_found(store: Path, tiny_target: Path, answers: Path, tmp_path: Path,
+                                         capsys: pytest.CaptureFixture[str]) -> None:
+    """Right lengths, wrong content: two rows of the input change places under their ids."""
+    words = ["check", "--store", str(store), "--target", str(tiny_target), "--data"]
+    with pytest.raises(SystemExit) as end:
+        main([*words, str(answers)])
+    assert end.value.code == 0
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    rows[3]["id"], rows[8]["id"] = rows[8]["id"], rows[3]["id"]
+    rows[5]["id"] = "new"
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([*words, str(other)])
+    assert end.value.code == 1
+    text = capsys.readouterr().out
+    assert text.count("its tokens are not those of the input's row") == 2
+    assert f"sample {json.loads(answers.read_text().splitlines()[5])['id']}: is no sample of the input" in text
+    assert "sample new: is in no shard and not among the rejects" in text

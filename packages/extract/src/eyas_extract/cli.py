@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from eyas_contract import Manifest
+from eyas_contract import InvalidInput, Manifest
 from eyas_contract.canonical import to_plain
 from eyas_contract.commands import duration, expand_config, run_command
 from eyas_contract.contract import write_text_atomic
@@ -127,6 +128,13 @@ def _check(config: CheckConfig) -> int:
     from eyas_extract.check import check
 
     report = check(config.store)
+    if config.data is not None and config.target is not None:
+        from eyas_extract.provenance import token_faults
+
+        faults = token_faults(config.store, config.target, config.data)
+        report = dataclasses.replace(report, damage=(*report.damage, *faults))
+    elif config.data is not None or config.target is not None:
+        raise InvalidInput("check", "--data or --target alone", "both", "Name the other too.")
     if config.json:
         print(json.dumps(to_plain(report), indent=1))
     else:

@@ -206,5 +206,9 @@ class CheckConfig:
 
     store: Path
     """the store"""
+    data: Path | None = None
+    """also compare its tokens with those of this input; needs --target"""
+    target: Path | None = None
+    """the target's Hugging Face folder"""
     json: bool = False
     """print as JSON"""

@@ -1,0 +1,63 @@
+"""Are the tokens in a store those of the input's rows, and is every row somewhere?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from eyas_contract import Contract, CorruptFile, InvalidInput, Manifest
+from eyas_contract.contract import read_json
+from eyas_contract.safetensors_header import read_header
+from eyas_extract.check import Damage, read_tensor
+from eyas_extract.config import RunConfig
+from eyas_extract.pending import shards
+from eyas_extract.store import SOURCE_NAME
+from eyas_extract.target import stop_ids
+from eyas_extract.template import ChatTemplate
+
+
+def token_faults(store: Path, target: Path, data: Path) -> list[Damage]:
+    """Encode the input again and compare each sample's tokens and loss mask with the store's.
+
+    Raises:
+        InvalidInput: no store, or no such target or input; or a store that was not made by `run`, whose rows nobody
+            can name.
+    """
+    contract, manifest = Contract.load(store), Manifest.load(store)
+    source = read_json(store / SOURCE_NAME, "the store's source settings, by eyas-extract")
+    if "overlong" not in source:
+        raise InvalidInput(str(store), "a merged or split store", "one by `eyas-extract run`, with --data",
+                           "Check it without --data.")
+    config = RunConfig(target, data, store, max_length=contract.capture.max_length, overlong=source["overlong"],
+                       shard_tokens=1 << 20)
+    wanted: dict[str, bytes] = {}
+    rejected: set[str] = set()
+    for pending in shards(config, ChatTemplate(target, sorted(stop_ids(target))), 1):
+        wanted |= {s.id: _digest(s.input_ids.tobytes(), s.loss_mask) for s in pending.samples}
+    for line in (store / "rejects.jsonl").read_text(encoding="utf-8").splitlines():
+        rejected.add(str(json.loads(line)["id"]))
+    faults = []
+    for shard in manifest.shards:
+        try:
+            header = read_header(store / shard.file)
+            ids, mask = (read_tensor(header.tensors[name]).numpy() for name in ("input_ids", "loss_mask"))
+        except (CorruptFile, OSError, KeyError):
+            continue  # named by the check of the shards themselves
+        start = 0
+        for sample in shard.samples:
+            rows = slice(start, start + sample.tokens)
+            start += sample.tokens
+            digest = wanted.pop(sample.id, None)
+            if digest is None:
+                faults.append(Damage(shard.file, sample.id, "is no sample of the input"))
+            elif digest != _digest(ids[rows].tobytes(), mask[rows].tobytes()):
+                faults.append(Damage(shard.file, sample.id, "its tokens are not those of the input's row"))
+    missing = [name for name in wanted if name not in rejected and name.partition("#")[0] not in rejected]
+    if manifest.complete:
+        faults += [Damage("manifest.json", name, "is in no shard and not among the rejects") for name in missing]
+    return faults
+
+
+def _digest(ids: bytes, mask: bytes) -> bytes:
+    return hashlib.sha256(ids + mask).digest()
