@@ -9,6 +9,8 @@ import drafts
 import pytest
 from drafts import Tensor, bf16, int64, mask
 
+import samples
+from eyas_contract import Contract
 from eyas_contract.engines import Finding, ServerFlags, check, verdict
 from eyas_contract.engines.capture_probe import check_captured
 from eyas_contract.engines.logs import check_log
@@ -204,6 +206,16 @@ def test_positions_of_the_table_and_of_training_are_two_facts(tmp_path: Path) ->
     findings = check(folder.write(tmp_path / "draft"), target, flags=ServerFlags(context_length=32768))
     assert verdict(findings) == "pass"
     assert "measure" in only(findings, "trained-length").remedy.lower()
+
+
+def test_extractions_limit_is_no_trained_length_of_a_short_target(tmp_path: Path) -> None:
+    """`max_length` 1024 with a target of 512 positions: no sample was longer than 512."""
+    target = drafts.target(max_position_embeddings=512, rope_theta=500000.0).write(tmp_path / "target")
+    contract = Contract(samples.target(), samples.capture(), samples.vocab(), samples.draft())
+    folder = drafts.draft(max_position_embeddings=512).write(tmp_path / "draft")
+    contract.save(folder)
+    codes = {finding.code for finding in check(folder, target)}
+    assert not codes & {"positions-short", "trained-length"}
 
 
 def test_rope_of_a_template_and_of_a_trained_draft(tmp_path: Path, target: Path) -> None:

@@ -27,6 +27,35 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert words == ["train", "--store", "s", "--lr", "0.5", "--layers", "1", "2", "--no-verify", "--lr", "2", "--json"]
 
 
+@dataclass(frozen=True)
+class Flags:
+    topk: int | None = None
+    page_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Nested:
+    draft: Path
+    server: Flags = Flags()
+
+
+@pytest.mark.parametrize("text", ["topk = 4\npage-size = 16\n", "[server]\ntopk = 4\npage-size = 16\n"])
+def test_fields_of_a_nested_config_are_flags_too(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(f'draft = "d"\n{text}', encoding="utf-8")
+    words = expand_config(["check", "--config", str(file)], {"check": Nested})
+    assert words == ["check", "--draft", "d", "--topk", "4", "--page-size", "16"]
+
+
+@pytest.mark.parametrize(("text", "name"), [("[server]\ncolour = 1", r"server\.colour"), ("server = 3", "'server'"),
+                                            ("[draft]\na = 1\n[other]\n", "'other'")])
+def test_bad_tables(tmp_path: Path, text: str, name: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput, match=name):
+        expand_config(["check", "--config", str(file)], {"check": Nested})
+
+
 def test_no_config_is_untouched() -> None:
     assert expand_config(["train", "--lr", "2"], {"train": Config}) == ["train", "--lr", "2"]
     assert expand_config([], {"train": Config}) == []

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 import tomllib
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,7 +25,8 @@ def expand_config(argv: Sequence[str], commands: Mapping[str, type]) -> list[str
 
     Args:
         argv: words after the program's name: subcommand first.
-        commands: subcommand -> its config dataclass; keys of the file are its field names (`-` or `_`).
+        commands: subcommand -> its config dataclass; keys of the file are its field names (`-` or `_`). A field that is
+            a dataclass itself has its own fields as flags: they may stand in a table of its name, or beside the others.
 
     Raises:
         InvalidInput: unreadable file, or keys that the command does not know (all named).
@@ -47,7 +49,8 @@ def load_toml(config: type, path: Path) -> dict[str, Any]:
         InvalidInput: missing or malformed file, or unknown keys (all named).
     """
     assert dataclasses.is_dataclass(config)
-    known = {field.name for field in dataclasses.fields(config)}
+    nested = _nested(config)
+    known = {field.name for field in dataclasses.fields(config)}.union(*nested.values())
     wanted = f"a TOML file with keys of {sorted(known)}"
     if not path.is_file():
         raise InvalidInput(str(path), "no such file", wanted, "Check the path given to --config.")
@@ -55,11 +58,29 @@ def load_toml(config: type, path: Path) -> dict[str, Any]:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(str(path), f"not TOML ({error})", wanted, "Correct the file.") from error
-    values = {key.replace("-", "_"): value for key, value in plain.items()}
-    unknown = sorted(set(values) - known)
+    values: dict[str, Any] = {}
+    unknown = []
+    for key, value in plain.items():
+        name = key.replace("-", "_")
+        if name in nested and isinstance(value, dict):
+            inner = {inner.replace("-", "_"): item for inner, item in value.items()}
+            unknown += [f"{key}.{inner}" for inner in sorted(set(inner) - nested[name])]
+            values |= inner
+        elif name in nested or name not in known:
+            unknown.append(key)
+        else:
+            values[name] = value
     if unknown:
+        unknown.sort()
         raise InvalidInput(str(path), f"unknown keys {unknown}", wanted, "Correct or remove them.")
     return values
+
+
+def _nested(config: type) -> dict[str, set[str]]:
+    """Fields of a config that are dataclasses themselves -> names of their fields."""
+    hints = typing.get_type_hints(config)
+    return {field.name: {inner.name for inner in dataclasses.fields(hints[field.name])}
+            for field in dataclasses.fields(config) if dataclasses.is_dataclass(hints[field.name])}
 
 
 def _as_flags(key: str, value: Any) -> list[str]:

@@ -47,7 +47,10 @@ def _positions(case: Case) -> list[Finding]:
 
 def _trained_length(case: Case) -> tuple[int | None, str]:
     if case.contract is not None:
-        return case.contract.capture.max_length, FILE_NAME
+        # max_length only cuts: a target of fewer positions was never run on so many tokens.
+        positions = case.contract.target.max_position_embeddings
+        length = case.contract.capture.max_length
+        return min(length, positions) if positions else length, FILE_NAME
     return case.record.max_length, case.record.source
 
 
