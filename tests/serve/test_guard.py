@@ -6,6 +6,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from eyas_contract import EngineFailure
 from eyas_serve import plugin
 from eyas_serve.guard import layout
+from eyas_serve.guard.captured import check_hand_over
 from eyas_serve.guard.forward import check_width
 from eyas_serve.guard.shared import check_shared
 from eyas_serve.guard.state import GUARD
@@ -185,6 +187,48 @@ def test_shared_parts_must_be_finite() -> None:
     worker.hot_token_id = None
     with pytest.raises(EngineFailure, match=r"embed_tokens holds NaN.*d2t is missing"):
         check_shared(None, worker)
+
+
+def hand_over(width: int, rows: int = 5, hook: bool = True) -> None:
+    """A first prompt of 5 tokens, whose target hands over states of a width."""
+    GUARD.status.checks = []
+    target = types.SimpleNamespace(set_eagle3_layers_to_capture=None) if hook else types.SimpleNamespace()
+    runner = types.SimpleNamespace(model=target, model_config=types.SimpleNamespace(hidden_size=4))
+    draft = LlamaForCausalLMEagle3()
+    draft.model.num_aux_hidden_states = 3  # type: ignore[assignment]
+    draft.config.hidden_size = 4
+    worker = types.SimpleNamespace(draft_runner=types.SimpleNamespace(model=draft),
+                                   target_worker=types.SimpleNamespace(model_runner=runner))
+    check_hand_over(worker, types.SimpleNamespace(extend_lens=[2, 3]), torch.zeros(rows, width))
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"width": 12, "hook": False}, "states-missing"), ({"width": 4}, r"one state only(.|\n)*1 of 3 states"),
+    ({"width": 8}, "2 of 3 states"), ({"width": 15}, "3 states of 5, expected 4"),
+    ({"width": 12, "rows": 3}, "states of 3 rows")])
+def test_what_a_target_hands_over(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(EngineFailure, match=words):
+        hand_over(**arguments)
+
+
+def test_a_right_hand_over_passes_padding_included() -> None:
+    hand_over(12)
+    assert GUARD.status.checks == ["hand-over"]
+    hand_over(12, rows=8)
+
+
+def test_a_guard_that_only_reports_goes_on_and_says_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(GUARD, "mode", "report")
+    GUARD.status.remarks = []
+    hand_over(4)
+    hand_over(4)
+    model = LlamaForCausalLMEagle3()
+    before = model.lm_head.weight.detach().clone()
+    assert load(model, checkpoint(**{"lm_head.weight": None})) == ""
+    assert torch.equal(model.lm_head.weight, before), "unset weights are what they would be without a guard"
+    assert torch.equal(model.model.fc.weight, torch.ones(4, 12))
+    remarks = next(iter(read_all(tmp_path).values())).remarks
+    assert ["one state only" in remarks[0], "sets lm_head.weight" in remarks[1], len(remarks)] == [True, True, 2]
 
 
 def test_an_unknown_sglang_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from eyas_serve.guard import forward, layout, reload, scheduler, shared, weights
+from eyas_serve.guard import captured, forward, layout, reload, scheduler, shared, weights
 from eyas_serve.guard.state import GUARD
 from eyas_serve.probe.recorder import record_prefill
 from eyas_serve.probe.route import add_routes
@@ -36,4 +36,5 @@ def install() -> None:
     for target in layout.FORWARD:
         HookRegistry.register(target, forward.check_width, HookType.BEFORE)
     HookRegistry.register(layout.INIT_LM_HEAD, shared.check_shared, HookType.AFTER)
+    HookRegistry.register(layout.PREFILL, captured.check_hand_over, HookType.BEFORE)
     HookRegistry.register(layout.RELOAD, reload.guard_reload, HookType.AROUND)

@@ -130,7 +130,7 @@ def audit_weights(original: Callable[..., Any], model: Any, weights: Iterable[tu
             for name, parameter in model.named_parameters():
                 if parameter.dtype in _float_dtypes():
                     if GUARD.mode == "report":
-                        old[name] = parameter.detach().cpu()
+                        old[name] = parameter.detach().to("cpu", copy=True)
                     parameter.fill_(float("nan"))
     audit.watch()
     try:
