@@ -84,7 +84,7 @@ class Captor:
         hidden_size: width of one state.
         model_dtype, store_dtype: safetensors names.
         root: below which it writes.
-        rank: e.g. `tp0`.
+        rank: which process of the engine.
         gather: what gathers the layers: `eyas_native.cuda`, `eyas_native` or `torch`, with the reason where torch.
         proof: what the check of the layers found; empty before the first forward pass.
     """

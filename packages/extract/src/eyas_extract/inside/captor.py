@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class CaptureRank:
         model_dtype = STORE_NAMES[str(runner.dtype)]
         self.captor = Captor(engine, type(runner.model).__name__, settings.aux_layer_ids, config.hidden_size,
                              model_dtype, settings.store_dtype or model_dtype, settings.root,
-                             f"tp{runner.ps.tp_rank}-dp{getattr(runner.ps, 'dp_rank', 0) or 0}", "")
+                             f"pid{os.getpid()}", "")
         sink = Sink(self, Path(settings.root))
         self.ring = Ring(settings, self.captor, runner.device, sink)
         self.captor = self.ring.captor

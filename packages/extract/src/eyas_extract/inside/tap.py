@@ -52,7 +52,11 @@ class Tap:
             raise self._failure("no decoder of " + f"{num_layers} layers with a final norm", "`layers` and `norm`")
         self._norm = decoder.norm
         decoder.norm.register_forward_hook(self._keep_last)
-        self._handles = [decoder.layers[k].register_forward_hook(self._keep(k)) for k in self._watched(num_layers)]
+        self._handles = []
+        for k in self._watched(num_layers):
+            self._handles.append(decoder.layers[k].register_forward_hook(self._keep(k)))
+            if k + 1 < num_layers and (norm := getattr(decoder.layers[k + 1], "input_layernorm", None)) is not None:
+                self._handles.append(norm.register_forward_hook(self._keep_sum(k)))
         decoder.forward = self._wrapped(decoder.forward)
 
     def _watched(self, num_layers: int) -> list[int]:
@@ -67,6 +71,14 @@ class Tap:
             # A copy: the next fused norm writes its sum over the residual.
             both = output if isinstance(output, tuple) else (output,)
             self._outputs[k] = both[0] + both[1] if len(both) > 1 and both[1] is not None else both[0].clone()
+        return keep
+
+    def _keep_sum(self, k: int) -> Any:
+        """The sum that the next layer's norm read is this layer's output, also where the layer hands on a part of it
+        (SGLang 0.5.23 keeps the residual elsewhere)."""
+        def keep(module: Any, arguments: Any, output: Any) -> None:
+            if isinstance(output, tuple):
+                self._outputs[k] = output[1].clone()
         return keep
 
     def _wrapped(self, forward: Any) -> Any:
