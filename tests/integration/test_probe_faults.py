@@ -208,3 +208,15 @@ def test_a_hostile_record_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises((EngineFailure, ValueError)):
             read_record(path, 64)
+
+
+def test_a_layer_that_was_never_loaded(bench: Bench, tmp_path: Path) -> None:
+    """As SGLang leaves it: norms are ones, which is nearly right; the matrices hold zeros of fresh memory."""
+    served = bench.served()
+    for name, value in served.weights.items():
+        if name.startswith(PREFIX):
+            served.weights[name] = torch.ones_like(value) if value.dim() == 1 else torch.zeros_like(value)
+    found = findings(bench, served, tmp_path)
+    assert {finding.code for finding in found} == {"probe-weights"}
+    assert [words in " ".join(f"{f.where} {f.found}" for f in found) for words in
+            ("input_layernorm", "hidden_norm", "weights are ones", "self_attn", "zeros")] == [True] * 5

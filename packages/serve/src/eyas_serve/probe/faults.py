@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from eyas_contract.engines import Finding
 from eyas_contract.golden import GoldenRecord
-from eyas_serve.probe.compare import StageResult, tolerance_of
+from eyas_serve.probe.compare import ALIKE, StageResult, tolerance_of
 from eyas_serve.probe.measures import distance, theta_of
 from eyas_serve.probe.protocol import BEST_IDS, BEST_SCORES, HANDED_ON, INPUT_IDS, MAP, ROPE
 from eyas_serve.probe.record import Record
 from eyas_serve.probe.states import state_findings
 
-ALIKE = 0.3  # a cosine below this is not the wanted value slightly off: it has nothing to do with it
+ONES = 0.002  # how near to 1 the root mean square is after a norm whose weights are ones
 LAYER = "midlayer."
 LOW = "Acceptance falls, often to 1.00, and nothing else shows it."
 
@@ -82,6 +82,9 @@ def _stage(stage: StageResult, stages: list[StageResult], rope_differs: bool) ->
         found = f"{'zeros' if apart.finite else 'NaN or infinite values'}, although its input is right"
         return Finding("probe-weights", "error", where, f"{found}: its weights were never set", "the trained weights",
                        LOW, "Name the tensors as the engine knows them (eyas-serve preflight lists them). " + remedy)
+    if code == "probe-norm" and family != HANDED_ON and abs(apart.size - 1) < ONES:
+        return Finding("probe-weights", "error", where, f"{found}: as after a norm whose weights are ones, never set",
+                       "the trained weights", LOW, remedy)
     if family == "attention" and apart.first <= apart.error / 10:
         if rope_differs:
             return None

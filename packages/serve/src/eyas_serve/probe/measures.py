@@ -23,6 +23,7 @@ class Distance:
         cosine: median over rows.
         finite: whether every found value is.
         zero: whether every found value is zero.
+        size: median over rows of the root mean square of the found values; 1 after a norm whose weights are ones.
     """
 
     error: float
@@ -30,6 +31,7 @@ class Distance:
     cosine: float
     finite: bool
     zero: bool
+    size: float = 0.0
 
 
 def distance(found: Rows, wanted: Rows) -> Distance:
@@ -44,7 +46,8 @@ def distance(found: Rows, wanted: Rows) -> Distance:
     kept = ordinary(wanted)
     pairs = [([row[i] for i in kept], [other[i] for i in kept]) for row, other in zip(found, wanted, strict=True)]
     errors = [relative_error(f, w) for f, w in pairs]
-    return Distance(median(errors), errors[0], median(cosine(f, w) for f, w in pairs), True, zero)
+    size = median(math.sqrt(math.fsum(value * value for value in row) / len(row)) for row in found)
+    return Distance(median(errors), errors[0], median(cosine(f, w) for f, w in pairs), True, zero, size)
 
 
 def ordinary(rows: Rows) -> list[int]:
