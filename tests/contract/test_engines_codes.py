@@ -27,11 +27,13 @@ def written() -> dict[str, set[str]]:
 
 
 def probed() -> set[str]:
-    """Codes in the source of the probe."""
-    folder = ROOT / "packages" / "serve" / "src" / "eyas_serve" / "probe"
-    return {node.value for path in folder.glob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))
+    """Codes in the sources of the probe and of extraction's check of loose files."""
+    packages = ROOT / "packages"
+    paths = [*(packages / "serve" / "src" / "eyas_serve" / "probe").glob("*.py"),
+             packages / "extract" / "src" / "eyas_extract" / "loose.py"]
+    return {node.value for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            and re.fullmatch(r"probe-[a-z-]+[a-z]", node.value)}
+            and re.fullmatch(r"(probe|states)-[a-z-]+[a-z]", node.value)}
 
 
 def test_every_code_of_the_checks_is_in_the_table() -> None:

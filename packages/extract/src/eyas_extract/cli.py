@@ -18,6 +18,7 @@ from eyas_contract.commands import duration, expand_config, run_command
 from eyas_contract.contract import write_text_atomic
 from eyas_extract.config import (
     CheckConfig,
+    CheckFilesConfig,
     EngineConfig,
     MergeConfig,
     PlanConfig,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, type] = {"regenerate": RegenerateConfig, "run": RunConfig, "plan": PlanConfig, "show": ShowConfig,
                              "check": CheckConfig, "repair": RepairConfig, "stats": StatsConfig, "merge": MergeConfig,
-                             "split": SplitConfig, "engine": EngineConfig}
+                             "split": SplitConfig, "engine": EngineConfig, "check-files": CheckFilesConfig}
 Command = (Annotated[RegenerateConfig, tyro.conf.subcommand("regenerate")]
            | Annotated[RunConfig, tyro.conf.subcommand("run")]
            | Annotated[PlanConfig, tyro.conf.subcommand("plan")]
@@ -44,7 +45,8 @@ Command = (Annotated[RegenerateConfig, tyro.conf.subcommand("regenerate")]
            | Annotated[StatsConfig, tyro.conf.subcommand("stats")]
            | Annotated[MergeConfig, tyro.conf.subcommand("merge")]
            | Annotated[SplitConfig, tyro.conf.subcommand("split")]
-           | Annotated[EngineConfig, tyro.conf.subcommand("engine")])
+           | Annotated[EngineConfig, tyro.conf.subcommand("engine")]
+           | Annotated[CheckFilesConfig, tyro.conf.subcommand("check-files")])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _dispatch(config: Any) -> int:
     actions: dict[type, Callable[[Any], int]] = {
         RegenerateConfig: _regenerate, RunConfig: _run, PlanConfig: _plan, ShowConfig: _show, CheckConfig: _check,
-        RepairConfig: _repair, StatsConfig: _stats, MergeConfig: _merge, SplitConfig: _split, EngineConfig: _engine}
+        RepairConfig: _repair, StatsConfig: _stats, MergeConfig: _merge, SplitConfig: _split, EngineConfig: _engine,
+        CheckFilesConfig: _check_files}
     return actions[type(config)](config)
 
 
@@ -140,6 +143,20 @@ def _check(config: CheckConfig) -> int:
     else:
         _print_report(config.store, report)
     return 1 if report.damage else 0
+
+
+def _check_files(config: CheckFilesConfig) -> int:
+    from eyas_contract.engines import render
+    from eyas_extract.loose import check_files
+
+    report = check_files(config.folder, config.target, config.prompts, config.teacher)
+    if config.json:
+        print(json.dumps(to_plain(report), indent=1))
+    else:
+        print(f"{report.files - len(report.bad)} good, {len(report.bad)} bad of {report.files} files; last state: "
+              f"{report.last_state}. Training leaves bad samples out up to --max-bad-samples, and stops above it.")
+        print(render(report.findings))
+    return 1 if report.bad or report.last_state == "neither" else 0
 
 
 def _print_report(store: Path, report: Report) -> None:

@@ -201,6 +201,22 @@ class ShowConfig:
 
 
 @dataclass(frozen=True)
+class CheckFilesConfig:
+    """Another tool's hidden states, one safetensors file a sample, judged before training; exit code 1 for faults."""
+
+    folder: Path
+    """files with input_ids, aux_hidden_states and last_hidden_state"""
+    target: Path
+    """the target's folder; with its weights, it is proved which side of the final norm the last state was taken"""
+    prompts: Path | None = None
+    """JSON, sample number -> token ids with which the sample must begin"""
+    teacher: Path | None = None
+    """JSON, {"top1": [...]}: the target's own next tokens for the first file"""
+    json: bool = False
+    """print as JSON"""
+
+
+@dataclass(frozen=True)
 class CheckConfig:
     """Checksums, shapes, counts and values of a store; exit code 1 where something is damaged."""
 
