@@ -49,3 +49,7 @@ class Acceptance:
         """Share of rounds accepted at position k (from 1) among those accepted at k - 1."""
         reached = [sum(self.histogram[k:]) for k in range(len(self.histogram))]
         return [later / earlier for earlier, later in itertools.pairwise(reached) if earlier]
+
+    def plain_rates(self) -> list[float]:
+        """Share of all rounds accepted at position k (from 1)."""
+        return [sum(self.histogram[k:]) / self.rounds for k in range(1, len(self.histogram))] if self.rounds else []

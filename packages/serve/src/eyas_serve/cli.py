@@ -16,10 +16,11 @@ from eyas_serve.bench import run_bench, table
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.preflight import NOT_CHECKED, PreflightConfig, ReadLogConfig, Report, preflight, read_log
 from eyas_serve.probe.command import ProbeConfig, probe
+from eyas_serve.rounds import ReadRoundsConfig, read_rounds, text
 from eyas_serve.server import Server
 
 COMMANDS: dict[str, type] = {"preflight": PreflightConfig, "launch": ServeConfig, "bench": BenchConfig,
-                             "read-log": ReadLogConfig, "probe": ProbeConfig}
+                             "read-log": ReadLogConfig, "probe": ProbeConfig, "read-rounds": ReadRoundsConfig}
 
 
 def launch(config: ServeConfig) -> int:
@@ -64,6 +65,9 @@ def _run(argv: list[str]) -> int:
         return report(lambda: preflight(config), as_json)
     if isinstance(config, ReadLogConfig):
         return report(lambda: Report(f"log {config.log.name}", read_log(config.log)), as_json)
+    if isinstance(config, ReadRoundsConfig):
+        _say(text(read_rounds(config), as_json))
+        return 0
     if isinstance(config, ProbeConfig):
         return report(lambda: probe(config), as_json)
     return bench(config, as_json) if isinstance(config, BenchConfig) else launch(config)
