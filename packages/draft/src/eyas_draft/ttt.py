@@ -72,7 +72,8 @@ def unroll_rows(model: DraftModel, rows: Rows, aux_tke: Tensor, layout: Layout, 
         [T] it lies in the row's document.
     """
     attend = TttAttention(layout, model.spec.num_layers, rows.input_ids_t.device)
-    hidden = model.fuse(aux_tke.to(model.fc.weight.dtype))
+    casts = torch.is_autocast_enabled(aux_tke.device.type)  # then `fc` takes what the store holds
+    hidden = model.fuse(aux_tke if casts else aux_tke.to(model.fc.weight.dtype))
     here = torch.arange(rows.input_ids_t.numel(), device=rows.input_ids_t.device)
     for index in range(steps):
         source = here + 1 + index
