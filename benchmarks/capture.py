@@ -249,7 +249,16 @@ def off_on(options: argparse.Namespace, results: Results, work: Path, stack: Exi
                     cost={n: round(1 - statistics.median(v) / off, 4) for n, v in rates.items() if n != "off"})
 
 
-def equal(options: argparse.Namespace, results: Results, work: Path, server: Server) -> None:
+def fp8(options: argparse.Namespace, results: Results, work: Path, stack: ExitStack) -> None:
+    """The error of an e4m3 store and its bytes."""
+    aux = default_aux_layer_ids(TargetSpec.from_folder(options.target).num_layers)
+    engine = started(options, options.target, work / "engine", contract_of(options.target, aux, "F8_E4M3"),
+                     options.small_args, Path("/"))
+    stack.callback(engine.stop)
+    equal(options, results, work, engine.server, "fp8")
+
+
+def equal(options: argparse.Namespace, results: Results, work: Path, server: Server, store_dtype: str = "auto") -> None:
     """Relative error of each layer's states to Hugging Face's, and to those of the layers beside it."""
     data = work / "conversations.jsonl"
     with lzma.open(options.answers, "rt") if options.answers.suffix == ".xz" else options.answers.open() as source:
@@ -258,25 +267,33 @@ def equal(options: argparse.Namespace, results: Results, work: Path, server: Ser
     aux = default_aux_layer_ids(spec.num_layers)
     near = tuple(sorted({k + d for k in aux for d in (-1, 0, 1)} | {spec.num_layers - 2}))
     common = {"device": options.device, "overlong": "truncate", "max_length": 2048}
-    by_engine = run(RunConfig(options.target, data, work / "engine", engine="sglang", servers=(server.url,), **common))
+    by_engine = run(RunConfig(options.target, data, work / "sglang", engine="sglang", servers=(server.url,),
+                              store_dtype=store_dtype, **common))
     run(RunConfig(options.target, data, work / "hf", aux_layers=near, **common))
-    ours, theirs = (states_of(work / name) for name in ("engine", "hf"))
+    ours, theirs = (states_of(work / name) for name in ("sglang", "hf"))
     width = spec.hidden_size
     layers = {k: theirs[:, i * width:(i + 1) * width] for i, k in enumerate((*near, spec.num_layers - 1))}
     for i, k in enumerate((*aux, spec.num_layers - 1)):
         state = ours[:, i * width:(i + 1) * width]
         errors = {j: float((state - layers[j]).norm() / layers[j].norm()) for j in (k - 1, k, k + 1) if j in layers}
-        results.add(part="equal", layer=k, error=errors.pop(k), next_best=min(errors.values()), tokens=len(state))
-    results.add(part="equal", check=by_engine.check, samples=by_engine.samples, rejected=by_engine.rejected)
+        results.add(part="equal", store=store_dtype, layer=k, error=errors.pop(k),
+                    next_best=min(errors.values()), tokens=len(state))
+    results.add(part="equal", store=store_dtype, check=by_engine.check, samples=by_engine.samples,
+                rejected=by_engine.rejected, bytes_per_token=by_engine.bytes / by_engine.tokens)
 
 
 def states_of(store: Path) -> torch.Tensor:
     """All states of a store, aux layers and the last side by side, float32."""
-    parts = []
+    parts: dict[str, list[torch.Tensor]] = {}
     for shard in Manifest.load(store).shards:
         tensors = read_header(store / shard.file).tensors
-        parts.append(torch.cat([read_tensor(tensors[n]) for n in ("aux_hidden_states", "last_hidden_state")], dim=1))
-    return torch.cat(parts).float()
+        for name, scales in (("aux_hidden_states", "aux_scales"), ("last_hidden_state", "last_scale")):
+            values = read_tensor(tensors[name]).float()
+            if scales in tensors:
+                scale = read_tensor(tensors[scales])
+                values = (values.view(*scale.shape, -1) * scale[:, :, None]).view(values.shape)
+            parts.setdefault(name, []).append(values)
+    return torch.cat([torch.cat(part) for part in parts.values()], dim=1)
 
 
 def wide(options: argparse.Namespace, results: Results, work: Path, stack: ExitStack) -> None:
@@ -355,7 +372,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="folder of a small real target")
     parser.add_argument("--answers", type=Path, required=True, help="JSONL (or .xz) of its conversations")
     parser.add_argument("--out", type=Path, required=True, help="JSON file for the results")
-    parser.add_argument("--parts", nargs="+", default=["off_on", "wide"], choices=["off_on", "wide"])
+    parser.add_argument("--parts", nargs="+", default=["off_on", "wide"], choices=["off_on", "wide", "fp8"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--model-dtype", default="BF16", choices=["BF16", "F32"])
     parser.add_argument("--engine-python", type=Path)
@@ -393,7 +410,7 @@ def main() -> None:
             begun = time.perf_counter()
             with ExitStack() as stack:
                 try:
-                    {"off_on": off_on, "wide": wide}[part](options, results, work / part, stack)
+                    {"off_on": off_on, "wide": wide, "fp8": fp8}[part](options, results, work / part, stack)
                 except Exception as error:  # the other part may still succeed
                     traceback.print_exc()
                     results.add(part=part, failed=f"{type(error).__name__}: {error}"[:2000])
