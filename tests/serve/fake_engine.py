@@ -1,9 +1,14 @@
-"""A scripted stand-in for an engine's interpreter: SGLang's log lines, ranks' status files and HTTP answers, no model.
+"""A scripted stand-in for an engine's interpreter: SGLang's log lines, ranks' processes and status files, no model.
 
-Run as `fake -c <probe>` it says what is installed; as `fake -m eyas_serve.engine.main <flags>` it plays FAKE_SCENARIO:
-`ok`, `slow` (loads for 2.5 s with progress), `stall` (loads and stops), `dies`, `floods` (20 MB of garbage, then dies),
-`refuses` (as the guard does), `silent` (up without a handshake), `half` (one of two ranks), `unplugged`, `stubborn`
-(a grandchild that ignores SIGTERM).
+Run as `fake -c <probe>` it says what is installed; as `fake -m eyas_serve.engine.main <flags>` it plays a plan: a name
+of PLANS in FAKE_SCENARIO, with FAKE_PLAN (JSON) laid over it. A plan's keys:
+
+    ranks, shards   processes of a node and files of the checkpoint (1 and 4)
+    seconds         of loading (0.1)
+    hold            phase in which every rank stops, without end; `chatter`: and repeats one log line meanwhile
+    die             {"rank", "in": phase, "how": name of WORDS, "kill" or "leave"}; "main" as rank is SGLang's launcher
+    flood           MiB of log in front of the KV cache; `garble`: of random bytes, else of lines
+    expected        ranks that the handshake speaks of; `histogram`: of each answer's rounds
 """
 
 from __future__ import annotations
@@ -14,15 +19,43 @@ import signal
 import subprocess
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-OUTPUTS = os.environ.get("FAKE_OUTPUTS", "same")
+from fake_server import serve
+
+PHASES = ("starting", "loading target weights", "allocating target KV cache", "capturing target graphs",
+          "loading draft weights", "allocating draft KV cache", "capturing draft graphs", "ready")
+WORDS = {
+    "exception": "RuntimeError: rank 5 lost its disk",
+    "oom": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 5 has a total capacity of "
+           "139.81 GiB of which 1.12 GiB is free. Including non-PyTorch memory, this process has 138.60 GiB memory in "
+           "use.",
+    "kv": "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. "
+          "Current value: self.mem_fraction_static=0.5",
+    "nccl": "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error, "
+            "NCCL version 2.28.9\nncclSystemError: System call failed.\nLast error:\nError while creating shared "
+            "memory segment /dev/shm/nccl-Xyz (size 33030528): No space left on device",
+    "kernel": "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+    "backend": "AssertionError: FlashAttention v3 Backend requires SM>=80 and SM<=90. Please use `--attention-backend "
+               "flashinfer`.",
+    "port": "OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in "
+            "use",
+}
+KILLED = {"die": {"rank": 5, "in": "loading target weights", "how": "exception"}}
+PLANS: dict[str, dict[str, Any]] = {
+    "ok": {}, "slow": {"seconds": 2.5}, "stall": {"hold": "loading target weights"}, "silent": {"silent": True},
+    "dies": KILLED, "floods": KILLED | {"flood": 20, "garble": True, "die": KILLED["die"] | {
+        "in": "capturing target graphs"}},
+    "refuses": {"die": {"rank": 0, "in": "loading draft weights", "how": "refusal"}}, "half": {"expected": 2},
+    "unplugged": {"unplugged": True}, "stubborn": {"stubborn": True},
+    "node": {"ranks": 8, "shards": 64},
+}
 
 
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+def say(text: str, rank: int | None = None, plan: dict[str, Any] | None = None) -> None:
+    name = f" TP{rank}" if rank is not None and (plan or {}).get("ranks", 1) > 1 else ""
+    os.write(1, f"[2026-01-01 00:00:00{name}] {text}\n".encode())
 
 
 def status(rank: int, phase: str, **more: object) -> None:
@@ -33,83 +66,143 @@ def status(rank: int, phase: str, **more: object) -> None:
     temporary.replace(path)
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.answer({"version": "0.5.20"} if self.path == "/server_info" else {})
+class Rank:
+    """One scheduler process."""
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        count, drafting = body["sampling_params"]["max_new_tokens"], "--speculative-algorithm" in sys.argv
-        ids = [(sum(body["input_ids"]) + i) % 50 for i in range(count)]
-        if OUTPUTS == "differ" and drafting and count > 8:
-            ids[5] += 1
-        meta = {"finish_reason": {"type": "length"}}
-        if drafting:
-            meta["spec_correct_drafts_histogram"] = [2, 1, 0, 1]
-        self.answer({"output_ids": ids, "meta_info": meta})
+    def __init__(self, plan: dict[str, Any], rank: int, main: int, up: int) -> None:
+        self.plan, self.rank, self.main, self.up = plan, rank, main, up
 
-    def answer(self, value: object) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    def live(self) -> None:
+        expected = self.plan.get("expected", self.plan["ranks"])
+        for phase in PHASES:
+            if phase.startswith("loading target"):
+                self.load(phase)
+            elif phase != "ready":
+                status(self.rank, phase)
+                self.log(phase)
+            if phase == "ready":
+                status(self.rank, phase, expected=expected)
+            self.fate(phase)
+        os.write(self.up, b"+")
+        while True:
+            time.sleep(60)
 
-    def log_message(self, *args: object) -> None:
-        pass
+    def load(self, phase: str) -> None:
+        shards = self.plan["shards"]
+        say("Load weight begin. avail mem=139.00 GB", self.rank, self.plan)
+        for step in range(shards + 1):
+            status(self.rank, phase, done=step * (100 << 20) // shards, total=100 << 20)
+            if self.rank == 0:
+                os.write(1, f"\rLoading safetensors checkpoint shards: {100 * step // shards:3}% Completed | "
+                            f"{step}/{shards} [00:01<00:01,  9.87it/s]".encode())
+            if step == shards // 2:
+                self.fate(phase)
+            time.sleep(self.plan["seconds"] / shards)
+        os.write(1, b"\n") if self.rank == 0 else None
+        say("Load weight end. elapsed=1.00 s, type=LlamaForCausalLM, avail mem=70.00 GB, mem usage=69.00 GB.",
+            self.rank, self.plan)
 
+    def log(self, phase: str) -> None:
+        if "KV" in phase:
+            if self.rank == 0:
+                flood(self.plan)
+            say("KV Cache is allocated. #tokens: 81920, K size: 10.00 GB, V size: 10.00 GB", self.rank, self.plan)
+        if "graphs" in phase and self.rank == 0:
+            say("Capture cuda graph begin. This can take up to several minutes. avail mem=40.00 GB", 0, self.plan)
+            for n in range(4):
+                os.write(1, f"\rCapturing batches (bs={n} avail_mem=4.00 GB):  50%|##  | {n}/3 [00:00<00:00]".encode())
+            os.write(1, b"\n")
+        time.sleep(0.02)
 
-def load(seconds: float) -> None:
-    say("[2026-01-01 00:00:00] Load weight begin. avail mem=1 GB")
-    for step in range(11):
-        status(0, "loading target weights", done=step * 10 << 20, total=100 << 20)
-        time.sleep(seconds / 11)
-    say("[2026-01-01 00:00:00] Load weight end.")
-
-
-def serve(port: int) -> None:
-    say("INFO:     Application startup complete.")
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
-
-
-def crash() -> None:
-    say("[2026-01-01 00:00:00 TP5] Scheduler hit an exception: Traceback (most recent call last):\n"
-        '  File "x.py", line 1, in load\nRuntimeError: rank 5 lost its disk\n\n'
-        "[2026-01-01 00:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
-        "ConnectionError: peer closed\n")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def play(scenario: str, port: int) -> None:
-    if scenario == "unplugged":
-        say("[2026-01-01 00:00:00] Failed to load plugin eyas_serve from group sglang.srt.plugins")
+    def fate(self, phase: str) -> None:
+        """Hold or die, where the plan says so."""
+        if self.plan.get("hold") == phase:
+            while True:
+                time.sleep(0.1)
+                if self.plan.get("chatter") and self.rank == 0:
+                    say(f"still waiting for a peer, {time.monotonic():.1f} s", 0, self.plan)
+        fate = self.plan.get("die")
+        if not fate or fate["in"] != phase:
+            return
+        mine = fate["rank"] in (self.rank, "main") or (self.plan["ranks"] == 1 and self.rank == 0)
+        time.sleep(0.0 if mine else 0.2)
+        if mine:
+            die(fate["how"], phase, self.rank if fate["rank"] == "main" else fate["rank"], self.main, self.plan)
+        if fate["how"] in ("kill", "leave"):
+            time.sleep(60)  # its peers wait for it in a collective
+        status(self.rank, phase, error="ConnectionError: Connection closed by peer")
+        say("Scheduler hit an exception: Traceback (most recent call last):\nConnectionError: Connection reset by peer",
+            self.rank, self.plan)
         time.sleep(60)
-    if scenario == "silent":
-        serve(port)
-    status(0, "starting")
-    load(2.5 if scenario == "slow" else 0.1)
-    if scenario == "stall":
+
+
+def die(how: str, phase: str, rank: int, main: int, plan: dict[str, Any]) -> None:
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "leave":
+        os.kill(main, signal.SIGKILL)
         time.sleep(60)
-    if scenario == "floods":
-        sys.stdout.flush()
-        os.write(1, os.urandom(20 << 20))
-        say("")
-    if scenario in ("dies", "floods"):
-        crash()
-    if scenario == "refuses":
-        status(0, "loading draft weights", error="draft checkpoint: SGLang drops decoder_layers.0.x. Wanted: y. Do z.")
-        say("eyas_contract.errors.EngineFailure: draft checkpoint: SGLang drops decoder_layers.0.x. Wanted: y. Do z.")
-        sys.exit(1)
-    if scenario == "stubborn":
+    if how == "refusal":
+        words = "draft checkpoint: SGLang drops decoder_layers.0.x. Wanted: y. Do z."
+        status(0, "loading draft weights", error=words)
+        os.write(1, f"eyas_contract.errors.EngineFailure: {words}\n".encode())
+        os.kill(main, signal.SIGTERM)
+        time.sleep(60)
+    say("Scheduler hit an exception: Traceback (most recent call last):\n"
+        f'  File "x.py", line 1, in load\n    raise\n{WORDS[how]}\n', rank, {"ranks": 8})
+    say("Scheduler hit an exception: Traceback (most recent call last):\nConnectionError: peer closed", 0, {"ranks": 8})
+    time.sleep(0.3)
+    os.kill(main, signal.SIGQUIT)  # as SGLang's schedulers do
+    time.sleep(60)
+
+
+def flood(plan: dict[str, Any]) -> None:
+    line = b"[2026-01-01 00:00:00 TP0] Prefill batch, #new-seq: 1, #new-token: 64, #cached-token: 0, #queue-req: 0\n"
+    for _ in range(plan.get("flood", 0)):
+        data = os.urandom(1 << 20) if plan.get("garble") else line * ((1 << 20) // len(line))
+        while data:
+            data = data[os.write(1, data):]
+    if plan.get("garble"):
+        os.write(1, b"\n")
+
+
+def play(plan: dict[str, Any], port: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: end(1))
+    signal.signal(signal.SIGQUIT, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    if plan.get("unplugged"):
+        say("Failed to load plugin eyas_serve from group sglang.srt.plugins")
+        time.sleep(60)
+    if plan.get("silent"):
+        serve(port, plan)
+    if plan.get("stubborn"):
         subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
                           "print('grandchild', flush=True); time.sleep(60)"])
-    status(0, "ready", expected=2 if scenario == "half" else 1)
-    serve(port)
+    main, (ready, up) = os.getpid(), os.pipe()
+    for rank in range(plan["ranks"]):
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            Rank(plan, rank, main, up).live()
+        CHILDREN.append(child)
+    for _ in range(plan["ranks"]):
+        os.read(ready, 1)
+    os.write(1, b"INFO:     Application startup complete.\n")
+    serve(port, plan)
+
+
+CHILDREN: list[int] = []
+
+
+def end(code: int) -> None:
+    for child in CHILDREN:
+        os.kill(child, signal.SIGKILL)
+    os._exit(code)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "-c":
-        say(json.dumps({"sglang": "0.5.20", "torch": "2.13.0", "eyas-native": "0.1.0", "plugin": True}))
+        sys.stdout.write(json.dumps({"sglang": "0.5.20", "torch": "2.13.0", "eyas-native": "0.1.0", "plugin": True}))
     else:
         assert sys.argv[1:3] == ["-m", "eyas_serve.engine.main"], sys.argv
-        play(os.environ.get("FAKE_SCENARIO", "ok"), int(sys.argv[sys.argv.index("--port") + 1]))
+        chosen = PLANS[os.environ.get("FAKE_SCENARIO", "ok")] | json.loads(os.environ.get("FAKE_PLAN", "{}"))
+        play({"ranks": 1, "shards": 4, "seconds": 0.1} | chosen, int(sys.argv[sys.argv.index("--port") + 1]))

@@ -46,7 +46,7 @@ def test_slow_is_not_stuck(scenario: Scenario) -> None:
 def test_stuck_is_stopped_with_its_phase(scenario: Scenario) -> None:
     text = failure(scenario("stall", stall_seconds=1.0))
     assert "no progress" in text
-    assert "tp0-pp0-dp0: loading target weights 100 %" in text
+    assert "tp0-pp0-dp0: loading target weights 50 %" in text
 
 
 @pytest.mark.parametrize("name", ["dies", "floods"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from eyas_contract.keeper import session_members
+from eyas_serve import log_writer
 
 
 class Child:
@@ -20,15 +22,22 @@ class Child:
     Args:
         command: words.
         environment: its whole environment.
-        log: file that takes its output, whole.
+        log: file that takes its output, whole (`log_writer`).
+        rotate: bytes at which the file is put aside under a number.
+        hide: words that must not stand in the log.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, rotate: int = 1 << 28,
+                 hide: Sequence[str] = ()) -> None:
         self.keeper = subprocess.Popen([sys.executable, "-m", "eyas_contract.keeper"], stdin=subprocess.PIPE,
                                        stdout=subprocess.DEVNULL, start_new_session=True)
         assert self.keeper.stdin is not None
         try:
-            with log.open("wb") as sink:
+            self.writer = subprocess.Popen([sys.executable, "-m", log_writer.__name__, str(log), str(rotate)],
+                                           stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+                                           env={**os.environ, log_writer.HIDE: "\n".join(hide)})
+            assert self.writer.stdin is not None
+            with self.writer.stdin as sink:
                 self.process = subprocess.Popen(list(command), env=dict(environment), stdin=subprocess.DEVNULL,
                                                 stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
             self.keeper.stdin.write(f"{self.process.pid}\n".encode())
@@ -73,6 +82,15 @@ class Child:
         assert self.keeper.stdin is not None
         self.keeper.stdin.close()
         self.keeper.wait()
+        self.drain()
+
+    def drain(self, seconds: float = 10.0) -> None:
+        """Wait until the log holds all that the ended engine wrote; a process that kept the pipe is not waited for."""
+        try:
+            self.writer.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.writer.kill()
+            self.writer.wait()
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -1,9 +1,13 @@
-"""Reading the engine's log while it grows, and its last words when it dies."""
+"""Reading the engine's log while it grows: phases, counters, every rank's first exception, and its last words."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from eyas_serve.log_writer import newest
 
 PHASES = (  # a line of SGLang's log -> what it is doing; for ranks that have not reported yet
     (re.compile(r"Load weight begin"), "loading weights"),
@@ -14,35 +18,133 @@ PHASES = (  # a line of SGLang's log -> what it is doing; for ranks that have no
 )
 PLUGIN_FAULT = re.compile(r"Failed to (?:load plugin eyas_serve|execute general plugin: eyas_serve|apply hooks to .*)")
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\] )?[A-Za-z_][\w.]*(?:Error|Exception|Failure|Interrupt|Exit|Input|Mismatch)\b")
+_BEGIN = re.compile(r"hit an exception|^(?:\[[^\]]*\] )?Traceback \(most recent call last\)")
 _PREFIX = re.compile(r"^\[[^\]]*\]\s*")
+_RANK = re.compile(r"\b(TP|PP|DP)(\d+)")
+_BAR = re.compile(r"(Loading|loading|Capturing)[^|]*\|.*?(\d+)/(\d+) \[")
+_KV = re.compile(r"KV Cache is allocated\. (.*)")
+_KEYS = (b"Load weight", b"KV Cache", b"Captur", b"Completed |", b"startup complete", b"fired up", b"exception",
+         b"Traceback", b"Error", b"Failed to")
+CHUNK = 1 << 24
+BLOCK = 80  # lines of an exception that are kept
+
+
+@dataclass
+class RankException:
+    """An exception in the log. `rank` is e.g. `tp5-pp0-dp0`, or empty where the line's prefix names none."""
+
+    rank: str
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def error(self) -> str:
+        """Its own line or lines, without the trace."""
+        at = next((i for i, line in enumerate(self.lines) if _ERROR_LINE.match(line)), None)
+        return "" if at is None else _message(self.lines[at:])
 
 
 class LogReader:
-    """Follows a log file. `size` is what has been read, in bytes."""
+    """Follows a log file through its rotation.
+
+    Attributes:
+        size: bytes read of the current part.
+        phase: by the log.
+        bars: name of a progress bar -> done and total, e.g. `Loading` -> (3, 64).
+        cache: what it says of the KV cache.
+        exceptions: in the order of the log, the first of every rank.
+        plugin_fault: SGLang's complaint about our plug-in.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.size, self._rest = path, 0, b""
-        self.phase = ""
-        self.plugin_fault = ""
+        self.path, self.size, self._rest, self._number = path, 0, b"", newest(path)
+        self.phase = self.cache = self.plugin_fault = ""
+        self.bars: dict[str, tuple[int, int]] = {}
+        self.exceptions: list[RankException] = []
+        self._open: RankException | None = None
+        self._shapes: deque[str] = deque(maxlen=500)
 
     def poll(self) -> bool:
-        """Read what is new, at most 16 MiB at a time; whether there was any."""
-        with self.path.open("rb") as source:
-            source.seek(self.size)
-            data = source.read(1 << 24)
+        """Read what is new, at most 16 MiB at a time; whether it showed progress.
+
+        A line that differs from earlier ones only by its numbers, such as one that says how long it has waited, is
+        none, unless it is a progress bar's.
+        """
+        data = self._read()
+        text = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        whole, _, self._rest = text.rpartition(b"\n")
+        self._rest = self._rest[-65536:]
+        if not whole:
+            return False
+        lines = whole.split(b"\n")
+        if self._open is not None or any(key in whole for key in _KEYS):
+            before = (self.phase, dict(self.bars), len(self.exceptions))
+            for line in lines:
+                self._see(line[:4096].decode("utf-8", "replace"))
+            if before != (self.phase, self.bars, len(self.exceptions)):
+                return True
+        return self._novel(lines[-50:])
+
+    def _read(self) -> bytes:
+        if not self.path.exists() and newest(self.path) == self._number:
+            return b""
+        rotated = Path(f"{self.path}.{self._number + 1}")
+        source = rotated if rotated.exists() else self.path
+        with source.open("rb") as file:
+            if source is self.path and rotated.exists():
+                return b""  # put aside just now: perhaps this is the next file already
+            file.seek(self.size)
+            data = file.read(CHUNK)
         self.size += len(data)
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()[-65536:]
-        for line in lines:
-            self._see(line[:4096].decode("utf-8", "replace"))
-        return bool(data)
+        if not data and source is rotated:
+            self._number, self.size = self._number + 1, 0
+            return self._read()
+        return data
 
     def _see(self, line: str) -> None:
         for pattern, phase in PHASES:
             if pattern.search(line):
                 self.phase = phase
+        if bar := _BAR.search(line):
+            self.bars[bar[1].capitalize()] = (int(bar[2]), int(bar[3]))
+        if cache := _KV.search(line):
+            self.cache = cache[1].strip()
         if PLUGIN_FAULT.search(line):
             self.plugin_fault = _PREFIX.sub("", line).strip()
+        if "hit an exception" in line or (self._open is None and _BEGIN.search(line)):
+            self._open = RankException(rank_of(line))
+            self.exceptions.append(self._open)
+        elif self._open is not None:
+            ended = bool(self._open.error) and (not line.strip() or line.startswith("["))
+            if ended or len(self._open.lines) >= BLOCK:
+                self._open = None
+            else:
+                self._open.lines.append(line)
+
+    def _novel(self, lines: list[bytes]) -> bool:
+        new = False
+        for line in lines:
+            shape = re.sub(r"\d+", "", _PREFIX.sub("", line[:200].decode("utf-8", "replace")))
+            if shape.strip() and shape not in self._shapes:
+                self._shapes.append(shape)
+                new = True
+        return new
+
+
+def rank_of(line: str) -> str:
+    """`[2026-01-01 00:00:00 DP0 TP5] ...` -> `tp5-pp0-dp0`; empty where the prefix names no rank."""
+    prefix = _PREFIX.match(line)
+    found = dict(_RANK.findall(prefix[0])) if prefix else {}
+    return f"tp{found.get('TP', 0)}-pp{found.get('PP', 0)}-dp{found.get('DP', 0)}" if found else ""
+
+
+def _message(lines: list[str], most: int = 12) -> str:
+    """An exception's line with those that belong to it."""
+    tail: list[str] = []
+    for line in lines[:most]:
+        if not line.strip() or (tail and line.startswith(("[", "Traceback", "  File"))):
+            break
+        tail.append(line)
+    return "\n".join(tail)
 
 
 def last_words(path: Path, lines: int = 12) -> str:
@@ -50,20 +152,16 @@ def last_words(path: Path, lines: int = 12) -> str:
 
     The first exception of a scheduler counts: other ranks then fail for want of it.
     """
+    if not path.exists():
+        return "it wrote nothing"
     with path.open("rb") as source:
         source.seek(0, 2)
         source.seek(max(source.tell() - (1 << 20), 0))
         text = source.read().decode("utf-8", "replace").splitlines()
     starts = [i for i, line in enumerate(text) if "Scheduler hit an exception" in line]
     candidates = text[starts[0]:] if starts else text
-    found = [(i, line) for i, line in enumerate(candidates) if _ERROR_LINE.match(line)]
+    found = [i for i, line in enumerate(candidates) if _ERROR_LINE.match(line)]
     if found:
-        at = found[0][0] if starts else found[-1][0]
-        tail: list[str] = []
-        for line in candidates[at:at + lines]:
-            if not line.strip() or (tail and (line.startswith(("[", "Traceback", "  File")))):
-                break
-            tail.append(line)
-        return "\n".join(tail)
+        return _message(candidates[found[0] if starts else found[-1]:], lines)
     kept = [line for line in text if line.strip()]
-    return "\n".join(kept[-lines:]) or "it wrote nothing"
+    return "\n".join(line[:500] for line in kept[-lines:]) or "it wrote nothing"

@@ -18,6 +18,7 @@ from eyas_serve.config import ServeConfig
 from eyas_serve.flags import MODULE, engine_arguments, engine_environment
 from eyas_serve.interpreter import Interpreter, find_interpreter
 from eyas_serve.log import last_words
+from eyas_serve.log_writer import put_aside
 from eyas_serve.progress import Progress
 
 POLL = 0.2  # seconds
@@ -105,6 +106,7 @@ class Server:
         run_dir = self.config.run_dir or Path(tempfile.mkdtemp(prefix="eyas-serve-"))
         self.log, self.status_dir = run_dir / "server.log", run_dir / "ranks"
         self.status_dir.mkdir(parents=True, exist_ok=True)
+        put_aside(self.log)
         for old in self.status_dir.iterdir():
             old.unlink()
         save_config(self.config, run_dir)
