@@ -19,7 +19,7 @@ from eyas_draft.golden import make_golden
 from eyas_draft.golden_config import GoldenConfig
 from eyas_serve.probe.command import ProbeReport
 from eyas_serve.probe.compare import compare
-from eyas_serve.probe.faults import find_faults
+from eyas_serve.probe.faults import find_faults, same_proposals
 from eyas_serve.probe.record import read_record
 
 Spoil = Callable[[Served], None]
@@ -142,7 +142,7 @@ FAULTS: dict[str, tuple[Spoil, str, str]] = {
                                  "post_attention_layernorm"),
     "norm_before_residual": (norms("fc_norm", "norm_before_residual"), "probe-norm", "norm_before_residual"),
     "final norm": (scaled("norm.weight"), "probe-norm", "the final norm"),
-    "theta": (theta(5e5), "probe-rope", "theta is 500000.*theta 10000"),
+    "theta": (theta(5e5), "probe-rope", "theta is about 500000.*theta 10000"),
     "q_proj": (random(PREFIX + "self_attn.q_proj.weight"), "probe-attention", "right at position 0.*q_proj"),
     "o_proj": (random(PREFIX + "self_attn.o_proj.weight"), "probe-weights", "self_attn.*random"),
     "v_proj": (scaled(PREFIX + "self_attn.v_proj.weight", 0.5), "probe-attention", "self_attn"),
@@ -169,6 +169,12 @@ def test_a_fault_is_named_and_nothing_else(bench: Bench, tmp_path: Path, name: s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_right_server_passes(bench: Bench, tmp_path: Path, dtype: torch.dtype) -> None:
     assert findings(bench, bench.served(), tmp_path, dtype) == []
+    record, _ = bench.record(bench.served(), tmp_path / "record.safetensors", dtype)
+    assert same_proposals(record, bench.golden) == (16, 16)
+    served = bench.served()
+    no_map(served)
+    record, _ = bench.record(served, tmp_path / "record.safetensors", dtype)
+    assert same_proposals(record, bench.golden)[0] < 2
 
 
 def test_layers_are_told_apart_in_half_precision(bench: Bench, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def test_the_probe_passes_from_the_command_line_twice(server: Server) -> None:
         assert done.returncode == 0, done.stderr
         assert (report["verdict"], report["findings"]) == ("pass", [])
         assert {stage["verdict"] for stage in report["stages"]} == {"ok"}
+        assert report["proposals"]["same"] == report["proposals"]["of"] >= 8
 
 
 def test_a_wrong_draft_is_refused_and_changes_nothing(server: Server, trained_draft: Path, tmp_path: Path) -> None:

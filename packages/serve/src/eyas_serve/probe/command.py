@@ -18,7 +18,7 @@ from eyas_contract.golden import GoldenRecord, load_golden
 from eyas_serve.client import Client
 from eyas_serve.preflight import Report
 from eyas_serve.probe.compare import StageResult, compare
-from eyas_serve.probe.faults import find_faults
+from eyas_serve.probe.faults import find_faults, same_proposals
 from eyas_serve.probe.protocol import ROUTE, VERSION, new_id
 from eyas_serve.probe.record import Record, read_record
 
@@ -41,16 +41,19 @@ class ProbeConfig:
 
 @dataclass(frozen=True)
 class ProbeReport(Report):
-    """Findings, and the table they come from."""
+    """Findings, the table they come from, and at how many positions the first proposal is the trained one."""
 
     stages: tuple[StageResult, ...] = ()
+    same: tuple[int, int] = (0, 0)
 
     def text(self, as_json: bool) -> str:
         """One JSON object, or the table and the findings."""
         if as_json:
             plain = json.loads(super().text(True))
-            return json.dumps(plain | {"stages": [_plain(stage) for stage in self.stages]}, indent=1)
-        return "\n".join([*table(self.stages), "", super().text(False)])
+            return json.dumps(plain | {"stages": [_plain(stage) for stage in self.stages],
+                                       "proposals": {"same": self.same[0], "of": self.same[1]}}, indent=1)
+        proposed = f"first proposal, as target id: the trained one at {self.same[0]} of {self.same[1]} positions"
+        return "\n".join([*table(self.stages), proposed, "", super().text(False)])
 
 
 def probe(config: ProbeConfig) -> ProbeReport:
@@ -75,9 +78,10 @@ def probe_client(client: Client, draft: Path | None) -> ProbeReport:
         record, next_token = _ask(client, golden, Path(folder))
         stages = compare(record, golden)
         findings = find_faults(record, golden, stages, next_token)
+        same = same_proposals(record, golden)
     engine = f"SGLang {about.get('sglang')} at {client.url}, {record.facts.get('draft_class')} in " \
              f"{record.facts.get('dtype')}, guard {about.get('guard')}"
-    return ProbeReport(engine, most_severe_first(findings), tuple(stages))
+    return ProbeReport(engine, most_severe_first(findings), tuple(stages), same)
 
 
 def _require_probe(client: Client) -> dict[str, Any]:

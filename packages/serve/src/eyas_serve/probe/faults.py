@@ -127,7 +127,7 @@ def _rope(record: Record, golden: GoldenRecord) -> list[Finding]:
     text = "other angles than trained"
     if all(thetas) and thetas[0] is not None and thetas[1] is not None and \
             abs(thetas[0] / thetas[1] - 1) > 0.01 and golden.golden.rope.type == "default":
-        text += f": theta is {thetas[0]:.6g}"
+        text += f": theta is about {float(f'{thetas[0]:.2g}'):g}"  # tables in 16 bits tell no more
     rope = golden.golden.rope
     scaling = "".join(f", {key} {value}" for key, value in rope.scaling)
     return [Finding("probe-rope", "error", where, text, f"rope {rope.type}, theta {rope.theta:g}{scaling}, as trained",
@@ -153,6 +153,18 @@ def _vocabulary(record: Record, golden: GoldenRecord) -> list[Finding]:
     return [Finding("probe-vocabulary", "error", where, how,
                     f"draft id {off[0]} is target id {wanted[off[0]]}, as trained",
                     "proposals are other tokens than meant. " + LOW, remedy)]
+
+
+def same_proposals(record: Record, golden: GoldenRecord) -> tuple[int, int]:
+    """At how many positions the server's first proposal, by its own map, is the trained one, and of how many."""
+    if BEST_IDS not in record.tensors or MAP not in record.tensors:
+        return 0, 0
+    count, width = record.tensors[BEST_IDS].shape
+    best, to_target, positions = record.integers(BEST_IDS), record.integers(MAP), golden.golden.positions
+    wanted = [row[0] for row in golden.proposals()[0]]
+    rows = positions if count > positions[-1] else (0,)
+    found = [to_target[best[row * width]] for row in rows]
+    return sum(a == b for a, b in zip(found, wanted[-len(rows):], strict=True)), len(rows)
 
 
 def _head(record: Record, golden: GoldenRecord, stages: list[StageResult]) -> list[Finding]:
