@@ -208,8 +208,8 @@ def test_the_last_server_killed_and_started_again(process: Callable[..., str], t
     require_same(tmp_path / "store", finished)
 
 
-@pytest.fixture
-def killed_at(tiny_target: Path) -> Iterator[Callable[[list[str], dict[str, int]], int]]:
+@pytest.fixture(scope="module")
+def killed_at() -> Iterator[Callable[[list[str], dict[str, int]], int]]:
     """Runs the command in a child that is killed, or limited, as the job says; returns its exit status."""
     with subprocess.Popen([sys.executable, str(KILLER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as killer:
@@ -223,25 +223,35 @@ def killed_at(tiny_target: Path) -> Iterator[Callable[[list[str], dict[str, int]
         yield inner
 
 
+@pytest.fixture(scope="module")
+def lasting(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a process that serves all tests of this file."""
+    with subprocess.Popen([sys.executable, str(FAKE), str(tiny_target), str(tmp_path_factory.getbasetemp()), "0"],
+                          stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield process.stdout.readline().strip()
+        process.kill()
+
+
 def argv(target: Path, answers: Path, tmp_path: Path, url: str) -> list[str]:
     return ["run", "--engine", "sglang", "--servers", url, "--target", str(target), "--data", str(answers), "--out",
             str(tmp_path / "store"), "--aux-layers", "1", "3", "4", "--shard-tokens", "300", "--ahead", "2"]
 
 
-def test_killed_writer_goes_on_where_it_stopped(process: Callable[..., str], killed_at: Any, tiny_target: Path,
+def test_killed_writer_goes_on_where_it_stopped(lasting: str, killed_at: Any, tiny_target: Path,
                                                 answers: Path, finished: Path, tmp_path: Path) -> None:
     """SIGKILL at a dozen syncs and renames, one run after another, while the engine goes on writing what was asked."""
-    words = argv(tiny_target, answers, tmp_path, process())
+    words = argv(tiny_target, answers, tmp_path, lasting)
     codes = [killed_at(words, {"at": number}) for number in (1, 2, 4, 7, 10, 12, 15, 18, 21, 24)]
     assert codes[:6] == [-9] * 6
     assert killed_at(words, {}) == 0
     require_same(tmp_path / "store", finished)
 
 
-def test_full_disk_loses_nothing(process: Callable[..., str], killed_at: Any, tiny_target: Path, answers: Path,
+def test_full_disk_loses_nothing(lasting: str, killed_at: Any, tiny_target: Path, answers: Path,
                                  finished: Path, tmp_path: Path) -> None:
     """Room for the check's file but for no shard; then there is room."""
-    words = argv(tiny_target, answers, tmp_path, process())
+    words = argv(tiny_target, answers, tmp_path, lasting)
     log = tmp_path / "log"
     assert killed_at(words, {"file_limit": 100_000, "log": str(log)}) == 1
     assert "no room to write" in log.read_text()

@@ -131,12 +131,11 @@ def test_killed_engine_is_started_again(tiny_target: Path, data: Path, tmp_path:
     killed: list[int] = []
 
     def kill() -> None:
-        while not killed:
-            ranks = [p for p in psutil.Process().children(recursive=True) if "sglang::scheduler" in _title(p)]
-            if ranks and (out / "shard-000000.safetensors").is_file():
-                ranks[0].send_signal(signal.SIGKILL)
-                killed.append(ranks[0].pid)
-            time.sleep(0.005)
+        while not (out / "shard-000000.safetensors").is_file():
+            time.sleep(0.01)
+        ranks = [p for p in psutil.Process().children(recursive=True) if "sglang::scheduler" in _title(p)]
+        ranks[0].send_signal(signal.SIGKILL)
+        killed.append(ranks[0].pid)
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from eyas_contract import CaptureSpec, ContractMismatch, EngineFailure, InvalidInput, Mismatch
+from eyas_contract import CaptureSpec, Contract, ContractMismatch, EngineFailure, InvalidInput, Mismatch
 from eyas_contract.commands import Progress
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import read_tensor
@@ -75,7 +75,7 @@ def extract(config: RunConfig, device: str, template: ChatTemplate, writer: Stor
             if pending.samples and workers is None:
                 sources += open_sources(config, device, writer, stack)
                 check = "; ".join(first_check(source, config, writer, pending.samples[0]) for source in sources)
-                workers = stack.enter_context(Workers(sources, config.ahead, wanted(writer.contract.capture)))
+                workers = stack.enter_context(Workers(sources, config.ahead, wanted(writer.contract)))
             future = workers.submit(layout(writer, pending)) if workers and pending.samples else None
             window.append((pending, future))
             if len(window) > limit:
@@ -154,8 +154,9 @@ def capture_settings(config: RunConfig, capture: CaptureSpec, run_dir: Path) -> 
     return CaptureSettings(capture.aux_layer_ids, str(config.out.resolve()), str((run_dir / "ranks").resolve()), stored)
 
 
-def wanted(capture: CaptureSpec) -> Callable[[Captor], None]:
+def wanted(contract: Contract) -> Callable[[Captor], None]:
     """Raises where an engine captures something else than the store holds."""
+    capture = contract.capture
     stored = next(spec.dtype for spec in capture.tensors if spec.name == "last_hidden_state")
     values = {"aux_layer_ids": capture.aux_layer_ids, "hidden_size": capture.hidden_size, "store_dtype": stored}
 
@@ -163,6 +164,9 @@ def wanted(capture: CaptureSpec) -> Callable[[Captor], None]:
         there = f"{captor.target_class} in SGLang {captor.engine}"
         differences = tuple(Mismatch(name, str(getattr(captor, name)), str(value), there, "this run")
                             for name, value in values.items() if getattr(captor, name) != value)
+        if captor.weights not in ("", contract.target.weights_fingerprint):
+            differences += (Mismatch("weights_fingerprint", captor.weights, contract.target.weights_fingerprint, there,
+                                     "this run"),)
         if differences:
             raise ContractMismatch(differences, "its states would be other ones than the store says",
                                    "Start the engine with this run's layers and dtype.")
@@ -180,7 +184,7 @@ def first_check(source: Source, config: RunConfig, writer: StoreWriter, sample: 
     length = min(len(sample.input_ids), CHECK_TOKENS)
     short = Sample("check", 0, sample.input_ids[:length], sample.loss_mask[:length])
     capture, seen = writer.contract.capture, []
-    require = wanted(capture)
+    require = wanted(writer.contract)
 
     def note(captor: Captor) -> None:
         require(captor)

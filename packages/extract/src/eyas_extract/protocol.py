@@ -86,6 +86,7 @@ class Captor:
         root: below which it writes.
         rank: which process of the engine.
         gather: what gathers the layers: `eyas_native.cuda`, `eyas_native` or `torch`, with the reason where torch.
+        weights: fingerprint of the target's weights, where they lie in a folder.
         proof: what the check of the layers found; empty before the first forward pass.
     """
 
@@ -98,6 +99,7 @@ class Captor:
     root: str
     rank: str
     gather: str
+    weights: str = ""
     proof: str = ""
 
 

@@ -131,7 +131,7 @@ def _by_engine(config: RepairConfig, device: str, writer: StoreWriter, stack: Ex
         if workers is None:
             for source in sources:
                 engine_run.first_check(source, config, writer, pending.samples[0])
-            workers = stack.enter_context(Workers(sources, 1, engine_run.wanted(writer.contract.capture)))
+            workers = stack.enter_context(Workers(sources, 1, engine_run.wanted(writer.contract)))
         filled = workers.submit(engine_run.layout(writer, pending)).result()
         size = filled.file.path.stat().st_size
         filled.file.path.replace(writer.folder / name)

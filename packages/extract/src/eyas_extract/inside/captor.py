@@ -10,6 +10,7 @@ from typing import Any
 from eyas_contract import EngineFailure
 from eyas_contract.canonical import dumps
 from eyas_contract.contract import write_text_atomic
+from eyas_contract.fingerprint import weights_fingerprint
 from eyas_extract.inside.ring import Ring
 from eyas_extract.inside.sink import Piece, Sink
 from eyas_extract.inside.tap import Tap
@@ -46,7 +47,7 @@ class CaptureRank:
         model_dtype = STORE_NAMES[str(runner.dtype)]
         self.captor = Captor(engine, type(runner.model).__name__, settings.aux_layer_ids, config.hidden_size,
                              model_dtype, settings.store_dtype or model_dtype, settings.root,
-                             f"pid{os.getpid()}", "")
+                             f"pid{os.getpid()}", "", _fingerprint(runner.model_config.model_path))
         sink = Sink(self, Path(settings.root))
         self.ring = Ring(settings, self.captor, runner.device, sink)
         self.captor = self.ring.captor
@@ -70,6 +71,10 @@ class CaptureRank:
             offset += int(length)
         if pieces:
             self.ring.take(states, pieces)
+
+
+def _fingerprint(model_path: str) -> str:
+    return weights_fingerprint(Path(model_path)) if Path(model_path).is_dir() else ""
 
 
 def _require_servable(server_args: Any) -> None:
