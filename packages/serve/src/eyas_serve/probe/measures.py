@@ -39,37 +39,34 @@ def distance(found: Rows, wanted: Rows) -> Distance:
     assert len(found) == len(wanted), (len(found), len(wanted))
     assert len(wanted), "no rows"
     assert all(len(f) == len(w) for f, w in zip(found, wanted, strict=True)), "widths differ"
-    finite = all(map(math.isfinite, (value for row in found for value in row)))
-    zero = not any(value for row in found for value in row)
+    finite = all(math.isfinite(sum(row)) for row in found)
+    zero = not any(map(any, found))
     if not finite:
         return Distance(math.inf, math.inf, 0.0, False, zero)
     kept = ordinary(wanted)
     pairs = [([row[i] for i in kept], [other[i] for i in kept]) for row, other in zip(found, wanted, strict=True)]
     errors = [relative_error(f, w) for f, w in pairs]
-    size = median(math.sqrt(math.fsum(value * value for value in row) / len(row)) for row in found)
+    size = median(math.hypot(*row) / math.sqrt(len(row)) for row in found)
     return Distance(median(errors), errors[0], median(cosine(f, w) for f, w in pairs), True, zero, size)
 
 
 def ordinary(rows: Rows) -> list[int]:
     """Channels that are not massive activations."""
-    means = [sum(map(abs, column)) for column in zip(*rows, strict=True)]
-    limit = MASSIVE * median(means)
-    kept = [i for i, mean in enumerate(means) if mean <= limit]
-    return kept if limit > 0 else list(range(len(means)))
+    sums = [sum(map(abs, column)) for column in zip(*rows, strict=True)]
+    limit = MASSIVE * median(sums)
+    return [i for i, total in enumerate(sums) if total <= limit] if limit > 0 else list(range(len(sums)))
 
 
 def relative_error(found: Sequence[float], wanted: Sequence[float]) -> float:
     """|found - wanted| / |wanted|; infinite where wanted is zero and found is not."""
-    off = math.sqrt(math.fsum((f - w) ** 2 for f, w in zip(found, wanted, strict=True)))
-    size = math.sqrt(math.fsum(w * w for w in wanted))
+    off, size = math.dist(found, wanted), math.hypot(*wanted)
     return off / size if size else (math.inf if off else 0.0)
 
 
 def cosine(found: Sequence[float], wanted: Sequence[float]) -> float:
     """Cosine of the angle; 0 where either is zero."""
-    product = math.fsum(f * w for f, w in zip(found, wanted, strict=True))
-    sizes = math.sqrt(math.fsum(f * f for f in found)) * math.sqrt(math.fsum(w * w for w in wanted))
-    return product / sizes if sizes else 0.0
+    a, b, off = math.hypot(*found), math.hypot(*wanted), math.dist(found, wanted)
+    return (a * a + b * b - off * off) / (2 * a * b) if a and b else 0.0
 
 
 def theta_of(rows: Rows, positions: Sequence[int]) -> float | None:
