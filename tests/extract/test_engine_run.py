@@ -285,6 +285,20 @@ def test_fp8_takes_half_the_bytes(engines: Engines, tiny_target: Path, answers: 
     assert not check(tmp_path / "store").damage
 
 
+def test_reordered_input_is_refused_and_duplicates_are_rejected(engines: Engines, tiny_target: Path, answers: Path,
+                                                                finished: Path, tmp_path: Path) -> None:
+    lines = answers.read_text().splitlines()
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text("\n".join([*lines, lines[4], lines[0]]) + "\n")
+    url = engines().url
+    done = run(settings(tiny_target, twice, tmp_path, url))
+    assert done.rejected == {"id already used on line N": 2}
+    assert tensors(tmp_path / "store")["input_ids"].equal(tensors(finished)["input_ids"])
+    twice.write_text("\n".join([*reversed(lines), lines[4], lines[0]]) + "\n")
+    with pytest.raises(ContractMismatch, match=r"source\.input_sha256"):
+        run(settings(tiny_target, twice, tmp_path, url))
+
+
 def test_command_line(engines: Engines, tiny_target: Path, answers: Path, tmp_path: Path,
                       capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

@@ -15,7 +15,8 @@ from eyas_contract.safetensors_header import TensorInfo
 from eyas_contract.target import read_config, text_config
 from eyas_extract.check import read_tensor
 
-# Mean |difference| of log-probabilities, in nats: rounding of the states and of the engine's logits.
+# Mean |difference| of log-probabilities, in nats: rounding of the states and of the engine's logits. SmolLM2 in bf16:
+# 0.017; of the layer before the last 3.2, of the normed state 11, of the row before 7.3.
 TOLERANCE = {"F32": 0.02, "F16": 0.1, "BF16": 0.2, "F8_E4M3": 0.4}
 ADDS_ONE = ("gemma",)  # families whose norm multiplies by 1 + weight
 
