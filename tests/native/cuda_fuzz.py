@@ -11,7 +11,7 @@ import sys
 
 import torch
 from cuda_cases import attention_case, combine_case, graph_case
-from cuda_tree_cases import gather_case, target_only_case, tree_case
+from cuda_tree_cases import gather_case, rejection_case, target_only_case, tree_case
 
 KERNELS = {
     "tree_attn_gqa": (lambda rng: attention_case(rng, mla=False), 1.0),
@@ -19,6 +19,7 @@ KERNELS = {
     "hidden_gather": (gather_case, 1.0),
     "tree": (tree_case, 1.0),
     "target_only": (target_only_case, 0.03),
+    "rejection": (rejection_case, 0.1),
     "graph": (graph_case, 0.02),
     "lse_combine": (combine_case, 0.3),
 }

@@ -8,6 +8,7 @@ import random
 import torch
 from cuda_cases import DEVICE, NAN, ancestors, pack_words
 
+import eyas_native
 from eyas_native import cuda
 
 
@@ -277,4 +278,39 @@ def target_only_case(rng: random.Random) -> str | None:
     freedom = int(big.sum()) - 1
     if chi > freedom + 6 * math.sqrt(2 * freedom) + 6:
         return f"target_only: chi-square {chi:.0f} for {freedom} degrees of freedom, vocabulary {vocab}"
+    return None
+
+
+def rejection_case(rng: random.Random) -> str | None:
+    """Random trees and distributions: the CPU's answer, and over many draws the target's distribution (chi-square)."""
+    n, vocab, batch, replacement = 6, rng.choice([7, 130, 1500]), 20000, rng.random() < 0.5
+    parents = [-1, 0, 0, 0, 1, 4]
+    _, _, _, child, sibling = tree_reference(parents, 0, 0)
+    target, draft = (torch.rand(2, n, vocab, device=DEVICE).pow(3) + 1e-6)
+    target, draft = (x / x.sum(-1, keepdim=True) for x in (target, draft))
+    tokens = torch.zeros(batch, n, dtype=torch.int64, device=DEVICE)
+    tokens[:, 1:4] = torch.multinomial(draft[0].expand(batch, -1), 3, replacement=replacement)
+    tokens[:, 4] = torch.multinomial(draft[1], batch, replacement=True)
+    tokens[:, 5] = torch.multinomial(draft[4], batch, replacement=True)
+    links = [torch.arange(batch * n, device=DEVICE).view(batch, n)]
+    links += [torch.tensor(x, device=DEVICE).repeat(batch, 1) for x in (child, sibling)]
+    inputs = [torch.rand(batch, n, device=DEVICE), torch.rand(batch, device=DEVICE),
+              target.repeat(batch, 1, 1), draft.repeat(batch, 1, 1)]
+    results = []
+    for device, call in (("cuda", cuda.verify_rejection), ("cpu", eyas_native.verify_rejection)):
+        count = batch if device == "cuda" else 500
+        out = [torch.full((count * n,), -1, dtype=torch.int32, device=device),
+               torch.empty(count, 4, dtype=torch.int32, device=device),
+               torch.empty(count, dtype=torch.int32, device=device)]
+        call(*out, *(x[:count].to(device).contiguous() for x in (tokens, *links, *inputs)), replacement=replacement)
+        results.append([x.cpu() for x in out])
+    same = (results[0][1][:500] == results[1][1]).all(1).double().mean().item()
+    if same < 0.99:  # float32 sums decide a coin in some ten thousand differently
+        return f"rejection: {same:.4f} of the paths equal the CPU's, vocabulary {vocab}, replacement {replacement}"
+    seen = torch.bincount(results[0][0].view(batch, n)[:, 0].long(), minlength=vocab).double()
+    expected = target[0].double().cpu() * batch
+    big = expected >= 5
+    chi, freedom = ((seen - expected)[big].square() / expected[big]).sum().item(), int(big.sum()) - 1
+    if chi > freedom + 6 * math.sqrt(2 * freedom) + 6:
+        return f"rejection: chi-square {chi:.0f} for {freedom} degrees of freedom, vocabulary {vocab}"
     return None

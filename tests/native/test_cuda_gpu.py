@@ -16,7 +16,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "name", ["tree_attn_gqa", "tree_attn_mla", "hidden_gather", "tree", "target_only", "graph", "lse_combine"]
+    "name",
+    ["tree_attn_gqa", "tree_attn_mla", "hidden_gather", "tree", "target_only", "rejection", "graph", "lse_combine"],
 )
 def test_random_cases(name: str) -> None:
     from cuda_fuzz import KERNELS

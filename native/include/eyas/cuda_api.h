@@ -117,11 +117,15 @@ typedef struct {
   const float *target_probs;        /* target-only: [B, n, vocab] */
   int64_t vocab;
   float threshold_single, threshold_acc;
+  const float *draft_probs;         /* rejection: [B, n, vocab], what the children of each node were drawn from */
+  int32_t replacement;              /* rejection: siblings were drawn independently, else without repetition */
   void *stream;
 } eyas_verify;
 
 EYAS_API int eyas_verify_greedy(const eyas_verify *v);
 EYAS_API int eyas_verify_target_only(const eyas_verify *v);
+/* For sampled drafts. uniform[b, i] decides whether node i is accepted; thresholds are not read. */
+EYAS_API int eyas_verify_rejection(const eyas_verify *v);
 
 /* After a verify: per request the accepted tokens back to back, the bonus token, KV slots to move, rows to gather.
  * out_cache_loc i64 [B*n]; accept_lens i32 [B] (bonus included); tokens i64 [B, max_accept] (-1 beyond);

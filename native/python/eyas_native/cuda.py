@@ -26,6 +26,7 @@ from eyas_native.cuda_tree import (
     accept_commit,
     tree_build,
     verify_greedy,
+    verify_rejection,
     verify_target_only,
 )
 
@@ -52,5 +53,6 @@ __all__ = [
     "tree_attn_mla",
     "tree_build",
     "verify_greedy",
+    "verify_rejection",
     "verify_target_only",
 ]

@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 from pathlib import Path
 
 BF16, FP16, E4M3 = 0, 1, 2
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class Attention(Structure):
@@ -107,6 +107,8 @@ class Verify(Structure):
         ("vocab", c_int64),
         ("threshold_single", c_float),
         ("threshold_acc", c_float),
+        ("draft_probs", c_void_p),
+        ("replacement", c_int32),
         ("stream", c_void_p),
     )
 
@@ -122,6 +124,7 @@ PROTOTYPES: dict[str, tuple[object, ...]] = {
     "eyas_tree_build": (_P, _L, _P, _P, _I, _I, _I, _I, _I, _P, _P, _P, _P, _P, _P, _P),
     "eyas_verify_greedy": (POINTER(Verify),),
     "eyas_verify_target_only": (POINTER(Verify),),
+    "eyas_verify_rejection": (POINTER(Verify),),
     "eyas_accept_commit": (_P, _P, _P, _P, _I, _I, _I, _P, _P, _P, _P, _P, _P, _P),
     "eyas_kv_move": (_P, _P, _I, _P, _P, _I, _I, _P),
     "eyas_cuda_version": (),

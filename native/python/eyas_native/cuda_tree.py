@@ -200,16 +200,61 @@ def verify_target_only(
         (retrive_index, retrive_next_token, retrive_next_sibling),
         stream,
     )
+    _sampling(f, v, uniform, uniform_final, target_probs)
+    f.need(threshold_acc > 0, f"threshold_acc is {threshold_acc}, wanted a positive number")
+    f.check()
+    v.threshold_single, v.threshold_acc = threshold_single, threshold_acc
+    run("eyas_verify_target_only", ctypes.byref(v))
+
+
+def _sampling(f: Faults, v: abi.Verify, uniform: Tensor, uniform_final: Tensor, target_probs: Tensor) -> None:
     f.tensor("uniform", uniform, ("float32",), (v.batch, v.nodes))
     f.tensor("uniform_final", uniform_final, ("float32",), (v.batch,))
     f.tensor("target_probs", target_probs, ("float32",), (v.batch, v.nodes, None))
-    f.need(threshold_acc > 0, f"threshold_acc is {threshold_acc}, wanted a positive number")
     f.check()
-    f.need(target_probs.is_contiguous(), "target_probs is not contiguous")
-    f.check()
+    f.contiguous(uniform=uniform, uniform_final=uniform_final, target_probs=target_probs)
     v.uniform, v.uniform_final, v.target_probs = pointer(uniform), pointer(uniform_final), pointer(target_probs)
-    v.vocab, v.threshold_single, v.threshold_acc = target_probs.shape[2], threshold_single, threshold_acc
-    run("eyas_verify_target_only", ctypes.byref(v))
+    v.vocab = target_probs.shape[2]
+
+
+def verify_rejection(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform: Tensor,
+    uniform_final: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    *,
+    replacement: bool = True,
+    stream: int | None = None,
+) -> None:
+    """Sampled verification by rejection, for drafts that were sampled; as `eyas_native.verify_rejection`.
+
+    Args:
+        uniform, uniform_final, target_probs: as in verify_target_only; node i's coin decides whether it is accepted.
+        draft_probs: f32 [B, n, V], what the children of each node were drawn from (rows of leaves are not read).
+        replacement: siblings were drawn independently; else one after the other without repetition.
+    """
+    f, v = _verify(
+        "verify_rejection",
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        (retrive_index, retrive_next_token, retrive_next_sibling),
+        stream,
+    )
+    _sampling(f, v, uniform, uniform_final, target_probs)
+    if f.tensor("draft_probs", draft_probs, ("float32",), tuple(target_probs.shape)):
+        f.contiguous(draft_probs=draft_probs)
+    f.check()
+    v.draft_probs, v.replacement = pointer(draft_probs), int(replacement)
+    run("eyas_verify_rejection", ctypes.byref(v))
 
 
 def accept_commit(
