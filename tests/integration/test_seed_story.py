@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -41,11 +42,11 @@ def one_layer_of_three(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-STORY: dict[str, tuple[Callable[[Path], None], str, str, str, str]] = {
-    # preflight's code, the guard's words, the probe's code and words
-    "unknown layer name": (unknown_layer_name, "tensor-dropped", "drops decoder_layers.0",
+STORY: dict[str, tuple[Callable[[Path], None], str, str, Literal["report", "off"], str, str]] = {
+    # preflight's code, the guard's words, the guard's mode while the probe works alone, the probe's code and words
+    "unknown layer name": (unknown_layer_name, "tensor-dropped", "drops decoder_layers.0", "report",
                            "probe-weights", "midlayer."),
-    "one layer instead of three": (one_layer_of_three, "aux-layer-range", "hands over one state only",
+    "one layer instead of three": (one_layer_of_three, "aux-layer-range", "hands over one state only", "off",
                                    "probe-states-width", "1 state of width 64: the output of layer 1"),
 }
 
@@ -65,7 +66,7 @@ def codes(report: ProbeReport) -> set[str]:
 
 def test_caught_three_times(story: tuple[str, ServeConfig]) -> None:
     name, config = story
-    _, code, words, probed, named = STORY[name]
+    _, code, words, mode, probed, named = STORY[name]
     assert config.draft is not None
     found = preflight(PreflightConfig(config.draft, config.target, engine_version="0.5.20"))
     assert code in {finding.code for finding in found.findings if finding.severity == "error"}
@@ -74,8 +75,9 @@ def test_caught_three_times(story: tuple[str, ServeConfig]) -> None:
         Server(config).start()
 
     lines: list[str] = []
-    with Server(dataclasses.replace(config, guard="report"), lines.append) as server:
+    with Server(dataclasses.replace(config, guard=mode), lines.append) as server:
         report = probe_client(server.client, None)
-    assert any(words in line for line in lines), "the guard that only reports says the same"
+    said = any(words in line for line in lines)
+    assert said == (mode == "report"), "a guard that only reports says the same, one that is off says nothing"
     assert probed in codes(report), report.text(False)
     assert any(named in f"{finding.where} {finding.found}" for finding in report.findings), report.text(False)
