@@ -1,4 +1,5 @@
-"""Registers the capture's hooks with SGLang. Read in SGLang 0.5.16 and 0.5.20; three points, equal in both."""
+"""Registers the capture's hooks with SGLang. Three points, equal in SGLang 0.5.16, 0.5.20 and 0.5.23,
+on which it has run."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ def install() -> None:
 
     settings = CaptureSettings.from_environment()
     assert settings is not None
+    Path(settings.status).mkdir(parents=True, exist_ok=True)
     HookRegistry.register(LOAD_MODEL, _after_load(settings), HookType.AFTER)
     HookRegistry.register(FORWARD, _around_forward, HookType.AROUND)
     HookRegistry.register(LOGITS, _before_logits, HookType.BEFORE)
