@@ -9,9 +9,11 @@ probed as a local one. Requests with other ids cost one comparison of their id.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -54,6 +56,8 @@ def prepare_folder() -> Path:
     if PROBE_DIR not in os.environ:
         status = os.environ.get(STATUS_DIR)
         folder = Path(status).parent / "probe" if status else Path(tempfile.mkdtemp(prefix="eyas-probe-"))
+        if not status:
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         for old in folder.glob(f"{PREFIX}*"):
             old.unlink()
