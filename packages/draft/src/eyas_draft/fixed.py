@@ -21,6 +21,7 @@ from eyas_draft.config import TrainConfig
 from eyas_draft.feed import Feed
 from eyas_draft.loss import fixed_head_loss
 from eyas_draft.model import DraftModel
+from eyas_draft.moments import start_moments
 from eyas_draft.objectives import parse_mix
 from eyas_draft.packs import PackSizes
 from eyas_draft.ragged import Record, round_to
@@ -134,7 +135,7 @@ class FixedStepper:
         """The two parts of a step, made as fast as this device allows."""
         for parameter, grad in zip(self._parameters, self._grads, strict=True):
             parameter.grad = grad
-        self._start_optimizer()
+        start_moments(self.optimizer)
         if self._device.type != "cuda":
             return [self._accumulate, self._update]
         for compiling, recording in self._ways():
@@ -170,19 +171,6 @@ class FixedStepper:
     def _clear(self) -> None:
         torch._foreach_zero_(self._grads)
         self._stats.zero_()
-
-    def _start_optimizer(self) -> None:
-        """Make the optimiser's state exist: a step of rate zero over gradients of zero, not counted."""
-        if self.optimizer.state:
-            return
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        for group in self.optimizer.param_groups:
-            group["lr"] = torch.zeros_like(rates[0]) if isinstance(rates[0], Tensor) else 0.0
-        self.optimizer.step()
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        for state in self.optimizer.state.values():
-            state["step"].zero_()
 
     def _state(self) -> list[Tensor]:
         """Everything that a step changes."""

@@ -17,22 +17,28 @@ class MetricsLog:
     Args:
         run: run folder.
         step: optimiser steps already in the checkpoint that is continued (0: a new run).
+        writes: whether anything is written; one of several processes does.
     """
 
-    def __init__(self, run: Path, step: int) -> None:
+    def __init__(self, run: Path, step: int, writes: bool = True) -> None:
+        self._sink: TextIO | None = None
+        if not writes:
+            return
         path = run / NAME
         kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step] if step else []
         write_text_atomic(path, "".join(kept))
-        self._sink: TextIO = path.open("a", encoding="utf-8")
+        self._sink = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
         """Append one line and hand it to the system."""
-        self._sink.write(json.dumps(values) + "\n")
-        self._sink.flush()
+        if self._sink:
+            self._sink.write(json.dumps(values) + "\n")
+            self._sink.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._sink.close()
+        if self._sink:
+            self._sink.close()
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from eyas_contract import InvalidInput
 from eyas_draft.batches import Batch, Loader
@@ -16,6 +18,8 @@ from eyas_draft.config import TrainConfig
 from eyas_draft.loss import TttLoss, ttt_loss
 from eyas_draft.model import DraftModel
 from eyas_draft.objectives import parse_mix
+from eyas_draft.ranks import Ranks
+from eyas_draft.sharded import Shell
 from eyas_draft.ttt import Teacher, autocast, scored_positions
 
 Record = dict[str, Any]
@@ -28,18 +32,19 @@ class RaggedStepper:
         config: settings.
         model, teacher, optimizer: what is trained, from what, by what.
         loader: batches.
-        cursor: batches taken so far; grows with each.
+        cursor: batches taken so far, by all processes; grows with each.
+        shell, ranks: the draft's shell, and the processes that share each step's batches.
     """
 
     every = 1  # steps after which `drain` is due
     way = "plain, ragged"
 
     def __init__(self, config: TrainConfig, model: DraftModel, teacher: Teacher, optimizer: torch.optim.Optimizer,
-                 loader: Loader, cursor: int) -> None:
+                 loader: Loader, cursor: int, shell: Shell, ranks: Ranks) -> None:
         self.config, self.model, self.teacher, self.optimizer = config, model, teacher, optimizer
         self.loader, self.cursor, self.mix = loader, cursor, parse_mix(config.loss)
-        self._device = next(model.parameters()).device
-        self._batches: Iterator[list[Any]] = loader.batches(cursor)
+        self._shell, self._ranks = shell, ranks
+        self._plans: Iterator[list[int]] = loader.plans(cursor)
         self._known: dict[int, Tensor] = {}
         self._record: list[Record] = []
 
@@ -52,22 +57,24 @@ class RaggedStepper:
         begun = time.monotonic()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        parts, tokens = self._gradients()
+        numbers = self._ranks.sum(self._gradients())
+        losses, correct, scored = numbers[:-3].view(3, -1)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         if not math.isfinite(float(norm)):
             raise InvalidInput(f"step {step}", f"a gradient of norm {float(norm)}", "finite gradients",
                                "Lower --lr, or train in fp32; the last checkpoint is intact.")
         self.optimizer.step()
         self.optimizer.zero_grad()
-        scored = torch.stack([p.scored for p in parts]).sum(0)
-        accuracy = torch.stack([p.correct for p in parts]).sum(0) / scored.clamp(min=1)
-        losses = torch.stack([p.step_losses for p in parts]).mean(0)
+        loss, tokens, samples = numbers[-3:].tolist()
         self._record.append({
-            "step": step, "cursor": self.cursor, "loss": round_to(torch.stack([p.loss.detach() for p in parts]).mean()),
-            "step_losses": [round_to(x) for x in losses], "step_accuracy": [round_to(x) for x in accuracy],
-            "lr": rate, "grad_norm": round_to(norm), "tokens": tokens, "trained": int(scored[0]),
-            "seconds": round(time.monotonic() - begun, 4)})
-        return tokens
+            "step": step, "cursor": self.cursor, "loss": round_to(loss / self.config.accumulate),
+            "step_losses": [round_to(x) for x in losses / self.config.accumulate],
+            "step_accuracy": [round_to(x) for x in correct / scored.clamp(min=1)],
+            "lr": rate, "grad_norm": round_to(norm), "tokens": int(tokens), "samples": int(samples),
+            "trained": int(scored[0]), "seconds": round(time.monotonic() - begun, 4)})
+        return int(tokens)
 
     def drain(self) -> list[Record]:
         """What metrics.jsonl records of the steps since the last call."""
@@ -77,22 +84,50 @@ class RaggedStepper:
     def close(self) -> None:
         """Nothing to end."""
 
-    def _gradients(self) -> tuple[list[TttLoss], int]:
-        parts: list[TttLoss] = []
-        tokens = 0
-        while len(parts) < self.config.accumulate:
-            samples = next(self._batches)
-            self.cursor += 1
-            if not samples:
-                continue
-            batch = Batch.pack([sample for _, sample in samples], self._device)
-            with autocast(self._device, self.config.precision):
+    def _gradients(self) -> Tensor:
+        """Add up the gradients of this process's batches; float64 numbers to be summed over all processes: losses,
+        right and scored rows of each TTT step, then loss, tokens and samples."""
+        numbers = torch.zeros(3 * self.config.ttt_steps + 3, dtype=torch.float64, device=self._ranks.device)
+        if not self._ranks.shared:
+            passes = 0
+            while passes < self.config.accumulate:
+                self.cursor += 1
+                samples = self.loader.load(next(self._plans))
+                if samples:
+                    numbers += self._pass(samples)
+                    passes += 1
+            return numbers
+        plans: list[list[int]] = list(islice(self._plans, self.config.accumulate))
+        self.cursor += len(plans)
+        mine = plans[self._ranks.rank::self._ranks.world]
+        for number in range(-(-len(plans) // self._ranks.world)):
+            samples = self.loader.load(mine[number]) if number < len(mine) else []
+            if samples:
+                numbers += self._pass(samples)
+            else:  # the others gather and scatter now, so this one must
+                zero, _ = self._shell(lambda: (self._nothing(), None))
+                zero.backward()
+        return numbers
+
+    def _nothing(self) -> Tensor:
+        """Zero, on which every weight has a gradient: what is scattered must have the same shape everywhere."""
+        return torch.stack([parameter.sum() for parameter in self.model.parameters()]).sum() * 0.0
+
+    def _pass(self, samples: list[Any]) -> Tensor:
+        device = self._ranks.device
+        batch = Batch.pack([sample for _, sample in samples], device)
+
+        def compute() -> tuple[Tensor, TttLoss]:
+            with autocast(device, self.config.precision):
                 part = ttt_loss(self.model, batch, self._scored(batch, samples), self.teacher.probabilities,
                                 steps=self.config.ttt_steps, decay=self.config.decay, mix=self.mix)
-            (part.loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
-            parts.append(part)
-            tokens += batch.input_ids_t.numel()
-        return parts, tokens
+            loss = part.loss / self.config.accumulate
+            return loss + self._nothing() if self._ranks.shared else loss, part
+        loss, part = self._shell(compute)
+        loss.backward()
+        counts = [float(part.loss.detach()), float(batch.input_ids_t.numel()), float(len(samples))]
+        return torch.cat([part.step_losses.double(), part.correct.double(), part.scored.double(),
+                          torch.tensor(counts, dtype=torch.float64)]).to(device)
 
     def _scored(self, batch: Batch, samples: list[Any]) -> Tensor:
         """bool [T]: trained positions whose target choice the draft can propose.

@@ -8,26 +8,30 @@ else has a memory.
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import islice
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
 from eyas_contract import Contract, InvalidInput, canonical, compare
 from eyas_contract.commands import Progress, plain_config, save_config
 from eyas_contract.contract import read_json, write_text_atomic
-from eyas_draft import checkpoint
+from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import Batch, Loader, plan_epoch, split
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
 from eyas_draft.feed import Feed
 from eyas_draft.fixed import FixedStepper, pack_sizes
 from eyas_draft.metrics import MetricsLog
+from eyas_draft.moments import start_moments
 from eyas_draft.ragged import RaggedStepper
+from eyas_draft.ranks import Ranks
 from eyas_draft.setup import Setup, draft_ids, prepare
+from eyas_draft.sharded import shell_of, whole
 from eyas_draft.ttt import Teacher, autocast
 from eyas_draft.walk import Walk, walk
 
@@ -47,12 +51,16 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig, stream: TextIO | None = None) -> None:
-        self.config, self.stream = config, stream
-        self.device = torch.device(config.device)
+        self.config, self.ranks = config, Ranks.join(config.device)
+        self.stream = stream if self.ranks.first else io.StringIO()
+        self.device = self.ranks.device
         self.setup: Setup = prepare(config)
-        self._claim_folder()
+        if self.ranks.first:
+            self._claim_folder()
+        self.ranks.wait()
         torch.manual_seed(config.seed)
         self.model = self.setup.model.to(self.device)
+        self.shell = shell_of(self.model, self.ranks)
         ids = draft_ids(self.setup.contract)
         compute = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self.teacher = Teacher(self.setup.weights, ids, device=self.device, dtype=compute,
@@ -70,7 +78,7 @@ class Trainer:
 
     def run(self) -> Walk:
         """Train to the end; returns the last measurement."""
-        with closing(MetricsLog(self.config.out, self.step)) as log, closing(self.stepper):
+        with closing(MetricsLog(self.config.out, self.step, self.ranks.first)) as log, closing(self.stepper):
             return self._run(log)
 
     def _run(self, log: MetricsLog) -> Walk:
@@ -107,11 +115,15 @@ class Trainer:
         return total, batches / epochs / config.accumulate
 
     def _stepper(self) -> RaggedStepper | FixedStepper:
-        """Fixed shapes on a GPU, ragged ones on a CPU, unless the settings say which."""
+        """Fixed shapes on one GPU, ragged ones on a CPU and on several, unless the settings say which."""
         config = self.config
-        fixed = self.device.type == "cuda" if config.shapes == "auto" else config.shapes == "fixed"
+        if self.ranks.shared and config.shapes == "fixed":
+            raise InvalidInput("--shapes", "fixed, with several processes", "ragged", "Leave --shapes at auto.")
+        on_gpu = self.device.type == "cuda" and not self.ranks.shared
+        fixed = on_gpu if config.shapes == "auto" else config.shapes == "fixed"
         if not fixed:
-            return RaggedStepper(config, self.model, self.teacher, self.optimizer, self.loader, self.cursor)
+            return RaggedStepper(config, self.model, self.teacher, self.optimizer, self.loader, self.cursor, self.shell,
+                                 self.ranks)
         plans = list(islice(self.loader.plans(0), self.total * config.accumulate))
         resident = None if config.resident == "auto" else config.resident == "yes"
         feed = Feed(self.loader, pack_sizes(self.loader, plans), self.device, resident)
@@ -125,14 +137,16 @@ class Trainer:
 
     def _walk(self) -> Walk:
         """Expected acceptance length on the held-out samples."""
-        with autocast(self.device, self.config.precision):
-            return walk(self.model, self._held_out(), self.config.chain, self.draft_ids_v)
+        with autocast(self.device, self.config.precision), whole(self.shell):
+            mine = walk(self.model, self._held_out(), self.config.chain, self.draft_ids_v)
+        return Walk(tuple(self.ranks.sum(torch.tensor(mine.histogram, device=self.device)).tolist()))
 
     def _held_out(self) -> Iterator[Batch]:
-        """Held-out samples: one at a time, packed on a GPU, which would idle over one."""
+        """This process's held-out samples: one at a time, packed on a GPU, which would idle over one."""
         size = self.config.tokens_per_batch if self.device.type == "cuda" else 0
         lengths = [self.setup.store.length(i) for i in range(len(self.setup.store))]
-        plans: Iterable[list[int]] = plan_epoch(lengths, self.held, size, 0, 0) if size else ([i] for i in self.held)
+        held = self.held[self.ranks.rank::self.ranks.world]
+        plans: Iterable[list[int]] = plan_epoch(lengths, held, size, 0, 0) if size else ([i] for i in held)
         for plan in plans:
             samples = [sample for _, sample in self.loader.load(plan)]
             if samples:
@@ -156,23 +170,55 @@ class Trainer:
         """Write a checkpoint; name it the best if it is."""
         if measured and measured.acceptance_length >= self.best:
             self.best = measured.acceptance_length
-            checkpoint.mark_best(self.config.out, self.step, self.best)  # first: a kill here is made good by resuming
+            if self.ranks.first:  # before the checkpoint: a kill between is made good by resuming
+                checkpoint.mark_best(self.config.out, self.step, self.best)
         self.cursor = self.stepper.cursor
-        state = {"step": self.step, "cursor": self.cursor, "best": self.best, "skipped": list(self.loader.skipped),
-                 "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                 "random": torch.get_rng_state()}
-        checkpoint.save(self.config.out, self.step, state, keep=max(1, self.config.keep))
+        skipped = sorted({name for names in self.ranks.gather(self.loader.skipped) for name in names})
+        plain = {"step": self.step, "cursor": self.cursor, "best": self.best, "skipped": skipped}
+        keep = max(1, self.config.keep)
+        if not self.ranks.shared:
+            state = {**plain, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                     "random": torch.get_rng_state()}
+            checkpoint.save(self.config.out, self.step, state, keep=keep)
+            return
+        sharded.write(checkpoint.place(self.config.out, self.step), sharded.tensors_of(self.model, self.optimizer),
+                      plain, self.ranks)
+        if self.ranks.first:
+            checkpoint.remove_old(self.config.out, keep)
 
     def _resume(self) -> None:
-        """Continue from the newest checkpoint, if there is one."""
-        state = checkpoint.load(self.config.out)
-        if state is None:
+        """Continue from the newest checkpoint, if there is one, by however many processes it was written."""
+        path = checkpoint.latest(self.config.out)
+        if path is None:
             return
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if path.is_dir() and self.ranks.shared:
+            start_moments(self.optimizer)
+            state = sharded.read_plain(path)
+            sharded.read_into(path, sharded.tensors_of(self.model, self.optimizer))
+        else:
+            whole_state = checkpoint.load(self.config.out)
+            assert whole_state is not None
+            state = whole_state
+            self._adopt(state)
         self.step, self.cursor, self.best = state["step"], state["cursor"], state["best"]
         self.loader.skipped = list(state["skipped"])
-        torch.set_rng_state(state["random"])
+        if "random" in state:
+            torch.set_rng_state(state["random"])
+
+    def _adopt(self, state: dict[str, Any]) -> None:
+        """Take over a whole state: of this form of run, or of the other."""
+        if "optimizer" in state and not self.ranks.shared:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            return
+        values = state.get("tensors")
+        if values is None:
+            names = [name for name, _ in self.model.named_parameters()]
+            values = {f"model.{name}": value for name, value in state["model"].items()}
+            for number, moments in state["optimizer"]["state"].items():
+                values |= {f"{kind}.{names[number]}": value for kind, value in moments.items()}
+        start_moments(self.optimizer)
+        sharded.fill(sharded.tensors_of(self.model, self.optimizer), values)
 
     def _claim_folder(self) -> None:
         """Write the run's contract and settings, or compare with those of the run that is continued."""

@@ -1,0 +1,83 @@
+"""The processes of one run: `torchrun` starts them, this says which of them one is.
+
+Every process takes every k-th of a step's batches, so what a step learns from depends on `accumulate` alone and not on
+how many processes share it: a run may go on with more or fewer of them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from eyas_contract import InvalidInput
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process among its fellows.
+
+    Attributes:
+        rank: this one, from 0.
+        world: how many.
+        device: where this one computes.
+        shared: whether there is a process group, of one process too.
+    """
+
+    rank: int
+    world: int
+    device: torch.device
+    shared: bool
+
+    @classmethod
+    def join(cls, device: str) -> Ranks:
+        """Join the group that torchrun's environment describes; alone without one.
+
+        Raises:
+            InvalidInput: a numbered device, where every process takes its own.
+        """
+        if "WORLD_SIZE" not in os.environ:
+            return cls(0, 1, torch.device(device), False)
+        place = torch.device(device)
+        if ":" in device:
+            raise InvalidInput("--device", device, "cuda or cpu under torchrun: every process takes the device of its "
+                               "local rank", "Leave the number out.")
+        if place.type == "cuda":
+            place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(place)
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        return cls(dist.get_rank(), dist.get_world_size(), place, True)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over all processes, in place."""
+        if self.shared:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """One value of every process, in their order."""
+        if not self.shared:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.shared:
+            dist.barrier()
+
+    def leave(self) -> None:
+        """End the group."""
+        if self.shared and dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,51 @@
+"""One process of a run under torchrun, for `test_ranks.py`; notes which samples it reads, and may kill itself.
+
+    rank_run.py STORE TARGET OUT NOTES [STEP]     SIGKILL to rank 0 when STEP begins
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas_draft import batches, ragged
+from eyas_draft.config import TrainConfig
+from eyas_draft.train import Trainer
+
+
+def main() -> None:
+    store, target, out, notes = map(Path, sys.argv[1:5])
+    deadly = int(sys.argv[5]) if len(sys.argv) > 5 else 0
+    torch.set_num_threads(1)
+    rank = os.environ.get("RANK", "0")
+    now = 0
+    load, advance = batches.Loader.load, ragged.RaggedStepper.advance
+
+    def noted(self: batches.Loader, indices: Any) -> Any:
+        if now:
+            with (notes / f"rank{rank}").open("a") as sink:
+                sink.writelines(f"{now} {i}\n" for i in indices)
+        return load(self, indices)
+
+    def counted(self: ragged.RaggedStepper, step: int, rate: float) -> int:
+        nonlocal now
+        now = step
+        if step == deadly and rank == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        tokens = advance(self, step, rate)
+        now = 0  # measuring reads too
+        return tokens
+    batches.Loader.load, ragged.RaggedStepper.advance = noted, counted  # type: ignore[method-assign]
+    trainer = Trainer(TrainConfig(store, target, out, vocab_size=64, ttt_steps=3, epochs=2, tokens_per_batch=150,
+                                  accumulate=5, precision="fp32", holdout=0.05, lr=2e-3, checkpoint_every=2, keep=9,
+                                  num_layers=2))
+    trainer.run()
+    trainer.ranks.leave()
+
+
+main()

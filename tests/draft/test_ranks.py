@@ -1,0 +1,90 @@
+"""Runs of 1, 2 and 3 processes: one loss curve, no sample twice, whatever was killed and however it was continued."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas_contract import InvalidInput
+from eyas_draft import checkpoint
+from eyas_draft.batches import split
+from eyas_draft.ranks import Ranks
+from eyas_draft.store import Store
+
+HERE = Path(__file__).parent
+STEPS_OF_A_CHECKPOINT = 2
+
+
+def run(store: Path, target: Path, out: Path, processes: int, kill_at: int = 0) -> Path:
+    """Run to the end, or to death; returns the folder of notes."""
+    notes = out.with_name(f"{out.name}-notes-{processes}-{kill_at}")
+    notes.mkdir()
+    launch = [sys.executable] if not processes else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    words = [*launch, str(HERE / "rank_run.py"), *map(str, (store, target, out, notes))]
+    words += [str(kill_at)] * bool(kill_at)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert bool(done.returncode) == bool(kill_at), done.stderr[-3000:]
+    return notes
+
+
+def curve(out: Path) -> dict[int, float]:
+    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+
+def reads(notes: Path, first: int = 0, last: int = 10**9) -> Counter[int]:
+    """How often each sample was read in the steps from `first` to `last`."""
+    rows = [line.split() for path in notes.iterdir() for line in path.read_text().splitlines()]
+    return Counter(int(index) for step, index in rows if first <= int(step) <= last)
+
+
+@pytest.fixture(scope="module")
+def alone(store: Path, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process without torchrun, undisturbed."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    run(store, tiny_target, out, 0)
+    return out
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (0, 2)])
+def test_killed_and_continued_by_another_number(store: Path, tiny_target: Path, tmp_path: Path, alone: Path,
+                                                before: int, after: int) -> None:
+    out, kill_at = tmp_path / "run", 6
+    first = run(store, tiny_target, out, before, kill_at)
+    reached = kill_at - 1 - (kill_at - 1) % STEPS_OF_A_CHECKPOINT  # the last checkpoint before
+    latest = checkpoint.latest(out)
+    assert latest is not None
+    assert latest.stem == f"step-{reached:08d}"
+    second = run(store, tiny_target, out, after)
+    wanted, found = curve(alone), curve(out)
+    assert sorted(found) == sorted(wanted) == list(range(1, len(wanted) + 1))
+    for step, loss in wanted.items():
+        assert found[step] == pytest.approx(loss, rel=2e-5), step
+    trained, _ = split(Store(store), 0.05, 0)
+    total = reads(first, last=reached) + reads(second, first=reached + 1)
+    assert set(total) <= set(trained)
+    assert max(total.values()) <= 2  # once an epoch
+    assert sum(total.values()) >= 2 * len(trained) - 40  # the last, incomplete step is not taken
+
+
+def test_a_checkpoint_of_several_is_read_by_one(store: Path, tiny_target: Path, tmp_path: Path, alone: Path) -> None:
+    run(store, tiny_target, tmp_path / "run", 2)
+    mine, theirs = checkpoint.require(tmp_path / "run", "last"), checkpoint.require(alone, "last")
+    assert {key: mine[key] for key in ("step", "cursor", "skipped")} == {
+        key: theirs[key] for key in ("step", "cursor", "skipped")}
+    for name, value in theirs["model"].items():
+        if name != "layers.1.input_layernorm.weight":  # used by nothing
+            torch.testing.assert_close(mine["model"][name], value, rtol=1e-3, atol=2e-5)
+
+
+def test_a_numbered_device_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidInput, match="local rank"):
+        Ranks.join("cuda:1")
