@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eyas_contract import Contract, InvalidInput
+from eyas_contract import Contract, EyasError, InvalidInput
 from eyas_contract.commands import save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines import sglang
@@ -68,7 +68,10 @@ def _golden(config: ExportConfig) -> str:
     gone = [str(path) for path in (store, target) if not path.is_dir()]
     if gone:
         return f"none: {' and '.join(gone)} not there. Make one with eyas-draft golden {config.out} --target TARGET"
-    return str(make_golden(GoldenConfig(config.out, target, store))["golden"])
+    try:
+        return str(make_golden(GoldenConfig(config.out, target, store))["golden"])
+    except EyasError as error:  # the draft itself is written and whole
+        return f"none: {error}"
 
 
 @dataclass(frozen=True)
