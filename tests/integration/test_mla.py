@@ -19,7 +19,7 @@ from eyas_contract import EngineFailure
 from eyas_draft.golden import make_golden
 from eyas_draft.golden_config import GoldenConfig
 from eyas_serve import ServeConfig, Server
-from eyas_serve.probe.command import probe_client
+from eyas_serve.probe.session import probe_client
 from eyas_serve.prompts import load_prompts
 
 pytestmark = pytest.mark.integration

@@ -17,10 +17,10 @@ from eyas_contract import EngineFailure
 from eyas_contract.engines import Finding
 from eyas_draft.golden import make_golden
 from eyas_draft.golden_config import GoldenConfig
-from eyas_serve.probe.command import ProbeReport
 from eyas_serve.probe.compare import compare
 from eyas_serve.probe.faults import find_faults, same_proposals
 from eyas_serve.probe.record import read_record
+from eyas_serve.probe.session import ProbeReport
 
 Spoil = Callable[[Served], None]
 

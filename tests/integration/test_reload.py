@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from eyas_draft.golden import make_golden
 from eyas_draft.golden_config import GoldenConfig
 from eyas_serve import ServeConfig, Server
-from eyas_serve.probe.command import ProbeReport, probe_client
+from eyas_serve.probe.session import ProbeReport, probe_client
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from eyas_contract import EngineFailure
 from eyas_serve import ServeConfig, Server
 from eyas_serve.preflight import PreflightConfig, preflight
-from eyas_serve.probe.command import ProbeReport, probe_client
+from eyas_serve.probe.session import ProbeReport, probe_client
 
 pytestmark = pytest.mark.integration
 

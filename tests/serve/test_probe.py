@@ -15,7 +15,7 @@ from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve.client import Client
 from eyas_serve.handshake import STATUS_DIR
 from eyas_serve.probe import protocol
-from eyas_serve.probe.command import probe_client
+from eyas_serve.probe.session import probe_client
 
 ANSWERS: dict[str, tuple[int, bytes]] = {}
 

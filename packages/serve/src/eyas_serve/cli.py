@@ -14,8 +14,9 @@ from eyas_contract.commands import expand_config, run_command
 from eyas_contract.errors import EyasError
 from eyas_serve.bench import run_bench, table
 from eyas_serve.config import BenchConfig, ServeConfig
-from eyas_serve.preflight import NOT_CHECKED, PreflightConfig, ReadLogConfig, Report, preflight, read_log
+from eyas_serve.preflight import PreflightConfig, ReadLogConfig, preflight, read_log
 from eyas_serve.probe.command import ProbeConfig, probe
+from eyas_serve.report import NOT_CHECKED, Report
 from eyas_serve.rounds import ReadRoundsConfig, read_rounds, text
 from eyas_serve.server import Server
 
