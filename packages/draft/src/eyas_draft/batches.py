@@ -69,11 +69,17 @@ def plan_epoch(lengths: Sequence[int], indices: Sequence[int], tokens: int, seed
     return batches
 
 
-def split(store: Store, share: float, seed: int) -> tuple[list[int], list[int]]:
+def split(store: Store, share: float, seed: int, fraction: float = 1.0) -> tuple[list[int], list[int]]:
     """Indices to train on and indices held out; samples without trained tokens are in neither.
 
-    The held-out part is the share asked for, at least one sample where the share is above zero.
+    The held-out part is the share asked for, at least one sample where the share is above zero, and is the same for
+    every fraction; smaller fractions of the rest lie within larger ones.
+
+    Raises:
+        InvalidInput: nothing would be left to train on, or a fraction that is none.
     """
+    if not 0 < fraction <= 1:
+        raise InvalidInput("--fraction", str(fraction), "above 0, at most 1", "Correct the flag.")
     usable = [i for i in range(len(store)) if store.trained(i) and store.length(i) > 2]
     order = list(usable)
     random.Random(f"{seed}/split").shuffle(order)
@@ -81,8 +87,8 @@ def split(store: Store, share: float, seed: int) -> tuple[list[int], list[int]]:
     if count >= len(usable):
         raise InvalidInput(str(store.folder), f"{len(usable)} usable samples", f"more than the {count} held out",
                            "Extract more samples, or hold out fewer.")
-    held = set(order[:count])
-    return [i for i in usable if i not in held], sorted(held)
+    held, rest = order[:count], order[count:]
+    return sorted(rest[:max(1, round(fraction * len(rest)))]), sorted(held)
 
 
 class Loader:

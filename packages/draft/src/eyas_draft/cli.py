@@ -1,4 +1,4 @@
-"""The command `eyas-draft`: train, export, convert, golden, verify, eval, vocab. The only module that prints."""
+"""The command `eyas-draft`: everything about a draft, a subcommand each. The only module that prints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ import tyro
 from eyas_contract.canonical import to_plain
 from eyas_contract.commands import expand_config, run_command, save_config
 from eyas_contract.contract import write_text_atomic
-from eyas_draft.config import EvalConfig, ExportConfig, TrainConfig, VerifyConfig, VocabConfig
+from eyas_draft.config import (
+    AdviseConfig,
+    EvalConfig,
+    ExportConfig,
+    PlanConfig,
+    PlotConfig,
+    TrainConfig,
+    VerifyConfig,
+    VocabConfig,
+)
 from eyas_draft.convert import ConvertConfig
 from eyas_draft.golden_config import GoldenConfig
 
 COMMANDS: dict[str, type] = {"train": TrainConfig, "export": ExportConfig, "verify": VerifyConfig,
-                             "eval": EvalConfig, "vocab": VocabConfig, "convert": ConvertConfig, "golden": GoldenConfig}
+                             "eval": EvalConfig, "vocab": VocabConfig, "convert": ConvertConfig, "golden": GoldenConfig,
+                             "plan": PlanConfig, "plot": PlotConfig, "advise": AdviseConfig}
 AnyConfig = (
     Annotated[TrainConfig, tyro.conf.subcommand("train")]
     | Annotated[ExportConfig, tyro.conf.subcommand("export")]
@@ -28,6 +38,9 @@ AnyConfig = (
     | Annotated[VocabConfig, tyro.conf.subcommand("vocab")]
     | Annotated[ConvertConfig, tyro.conf.subcommand("convert")]
     | Annotated[GoldenConfig, tyro.conf.subcommand("golden")]
+    | Annotated[PlanConfig, tyro.conf.subcommand("plan")]
+    | Annotated[PlotConfig, tyro.conf.subcommand("plot")]
+    | Annotated[AdviseConfig, tyro.conf.subcommand("advise")]
 )
 
 
@@ -43,7 +56,7 @@ def _run(words: list[str], as_json: bool) -> int:
     config: Any = tyro.cli(AnyConfig, prog="eyas-draft", description=DESCRIPTION, args=expand_config(words, COMMANDS))
     handlers: dict[type, Callable[[Any, bool], int]] = {
         TrainConfig: _train, ExportConfig: _export, VerifyConfig: _verify, EvalConfig: _eval, VocabConfig: _vocab,
-        ConvertConfig: _convert, GoldenConfig: _golden}
+        ConvertConfig: _convert, GoldenConfig: _golden, PlanConfig: _plan, PlotConfig: _plot, AdviseConfig: _advise}
     return handlers[type(config)](config, as_json)
 
 
@@ -55,13 +68,15 @@ def _train(config: TrainConfig, as_json: bool) -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     from eyas_draft.train import Trainer
     trainer = Trainer(config)
-    if not as_json:
+    if not as_json and trainer.ranks.first:
         from eyas_draft.vocab import render
         print(render(trainer.setup.coverage, {}), file=sys.stderr)
     result = trainer.run()
-    _show({"out": str(config.out), "steps": trainer.step, "best_acceptance_length": trainer.best,
-           "acceptance_length": result.acceptance_length, "rates": list(result.rates),
-           "skipped_samples": trainer.loader.skipped}, as_json)
+    if trainer.ranks.first:
+        _show({"out": str(config.out), "steps": trainer.step, "best_acceptance_length": trainer.best,
+               "acceptance_length": result.acceptance_length, "rates": list(result.rates),
+               "skipped_samples": trainer.loader.skipped}, as_json)
+    trainer.ranks.leave()
     return 0
 
 
@@ -121,6 +136,36 @@ def _vocab(config: VocabConfig, as_json: bool) -> int:
         tokenizer = AutoTokenizer.from_pretrained(config.target)
         texts = {token_id: tokenizer.decode([token_id]) for token_id, _ in report.lost_ids}
     print(render(report, texts))
+    return 0
+
+
+def _plan(config: PlanConfig, as_json: bool) -> int:
+    from eyas_draft.plan import plan, render
+    needs = plan(config)
+    if as_json:
+        _show(asdict(needs), True)
+    else:
+        print(render(needs, config))
+    return 0
+
+
+def _plot(config: PlotConfig, as_json: bool) -> int:
+    from eyas_draft.plot import plot
+    _show({"out": str(plot(config))}, as_json)
+    return 0
+
+
+def _advise(config: AdviseConfig, as_json: bool) -> int:
+    from eyas_draft.advise import advise
+    fit, advice = advise(config.runs)
+    if as_json:
+        _show({"fit": asdict(fit), "advice": [asdict(row) for row in advice]}, True)
+        return 0
+    print(f"ceiling {fit.ceiling:.3f}, exponent {fit.exponent:.2f}, repetitions worth anything {fit.repetitions:.1f}, "
+          f"residual {fit.error:.4f}; acceptance length held out, bonus counted, 80 % interval")
+    for row in advice:
+        print(f"  {row.choice:<20} {row.length:.3f}  ({row.low:.3f} to {row.high:.3f})  {row.tokens:,.0f} tokens, "
+              f"{row.hours:.2f} h")
     return 0
 
 

@@ -38,6 +38,7 @@ class TrainConfig:
         seed: of weights, order and held-out samples.
         device: cpu, cuda, cuda:1, ...
         holdout: share of the samples held out to measure on.
+        fraction: share of the other samples that is trained on, for `eyas-draft advise`.
         chain: draft steps of the expected acceptance length.
         checkpoint_every: optimiser steps between checkpoints, each with a measurement; 0 for the end of each epoch.
         keep: newest checkpoints kept, beside the best.
@@ -79,6 +80,7 @@ class TrainConfig:
     seed: int = 0
     device: str = "cpu"
     holdout: float = 0.03
+    fraction: float = 1.0
     chain: int = 3
     checkpoint_every: int = 0
     keep: int = 2
@@ -114,6 +116,70 @@ class VocabConfig:
     target: Path | None = None
     chain: int = 3
     verify_store: bool = True
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Tell what a run will need, from configs alone: GPU memory, hours, sizes of checkpoints.
+
+    Attributes:
+        target: Hugging Face folder of the target (its config.json is enough).
+        store: folder written by eyas-extract; or
+        tokens: how many tokens there will be,
+        trained_share: of which this share is the assistant's,
+        mean_length: in samples of so many tokens.
+        gpus: processes that share the run.
+        gpu: name of the device, for its peak: H200, H100, A100, B200, RTX PRO 6000.
+        mfu: share of the peak that is reached.
+        flops_per_second: a measured rate instead.
+        resident: the store lies on the device.
+        vocab_size, num_layers, intermediate_size, fc_norm, norm_output, ttt_steps, epochs, tokens_per_batch,
+            accumulate: as in train.
+    """
+
+    target: Path
+    store: Path | None = None
+    tokens: int = 0
+    trained_share: float = 0.7
+    mean_length: int = 1024
+    gpus: int = 1
+    gpu: str = "H200"
+    mfu: float = 0.4
+    flops_per_second: float = 0.0
+    resident: bool = False
+    vocab_size: int = 32000
+    num_layers: int = 1
+    intermediate_size: int = 0
+    fc_norm: bool = False
+    norm_output: bool = False
+    ttt_steps: int = 7
+    epochs: int = 1
+    tokens_per_batch: int = 8192
+    accumulate: int = 1
+
+
+@dataclass(frozen=True)
+class PlotConfig:
+    """Draw loss, accuracy, acceptance length and speed of runs.
+
+    Attributes:
+        runs: run folders.
+        out: picture to write (png, svg or pdf). Needs matplotlib.
+    """
+
+    runs: tuple[Path, ...]
+    out: Path = Path("training.png")
+
+
+@dataclass(frozen=True)
+class AdviseConfig:
+    """Tell what more data or more epochs would bring, from short runs on fractions of a store.
+
+    Attributes:
+        runs: run folders, alike but for --fraction and --epochs; best with a constant rate (--final-lr 1).
+    """
+
+    runs: tuple[Path, ...]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eyas_contract import Contract, ContractMismatch, DraftSpec, InvalidInput, Mismatch, TargetSpec, VocabMap
+from eyas_contract import Contract, ContractMismatch, DraftSpec, Mismatch, TargetSpec, VocabMap
 from eyas_contract.contract import read_json
 from eyas_contract.target import read_config, text_config
 from eyas_draft.config import TrainConfig
 from eyas_draft.model import DraftModel, check_supported
+from eyas_draft.sizes import draft_sizes
 from eyas_draft.store import Store
 from eyas_draft.target_weights import TargetWeights, initial_from_target
 from eyas_draft.vocab import Coverage, choose_vocab, coverage
@@ -83,22 +84,7 @@ def special_ids_seen(target: Path, counts_v: Tensor) -> tuple[int, ...]:
 
 def draft_spec(config: TrainConfig, contract: Contract, vocab: VocabMap) -> DraftSpec:
     """The draft's shape: the target's own sizes where the settings leave them open."""
-    target = contract.target
-    plain = text_config(read_config(config.target))
-    heads = int(plain.get("num_attention_heads", 0))
-    if not heads:
-        raise InvalidInput(str(config.target / "config.json"), "no num_attention_heads",
-                           "the target's attention sizes, from which the draft's follow", "Restore the file.")
-    return DraftSpec(
-        kind="llama", num_layers=config.num_layers, hidden_size=target.hidden_size,
-        intermediate_size=config.intermediate_size or int(plain.get("intermediate_size", 4 * target.hidden_size)),
-        num_heads=heads, num_kv_heads=int(plain.get("num_key_value_heads") or heads),
-        head_dim=int(plain.get("head_dim") or target.hidden_size // heads),
-        target_hidden_size=target.hidden_size, num_aux=len(contract.capture.aux_layer_ids),
-        draft_vocab_size=vocab.size, target_vocab_size=target.vocab_size,
-        max_position_embeddings=target.max_position_embeddings, rope=target.rope, rms_norm_eps=target.rms_norm_eps,
-        hidden_act=str(plain.get("hidden_act", "silu")), fc_norm=config.fc_norm, norm_output=config.norm_output,
-        own_embedding=False, dtype=target.dtype)
+    return draft_sizes(config, contract.target, len(contract.capture.aux_layer_ids), vocab.size)
 
 
 def draft_ids(contract: Contract) -> Tensor:

@@ -66,7 +66,7 @@ class Trainer:
         self.teacher = Teacher(self.setup.weights, ids, device=self.device, dtype=compute,
                                post_norm=self.setup.contract.capture.last_state == "post_norm")
         self.draft_ids_v = ids.to(self.device)
-        trained, self.held = split(self.setup.store, config.holdout, config.seed)
+        trained, self.held = split(self.setup.store, config.holdout, config.seed, config.fraction)
         self.loader = Loader(self.setup.store, trained, config.tokens_per_batch, config.seed, config.max_bad_samples)
         self.total, self.per_epoch = self._count_steps()
         self.optimizer = torch.optim.AdamW(
@@ -158,6 +158,7 @@ class Trainer:
             return None
         result = self._walk()
         log.write(step=self.step, heldout={
+            "distinct_tokens": sum(self.setup.store.length(i) for i in self.loader.indices),
             "acceptance_length": round(result.acceptance_length, 5), "chain": self.config.chain,
             "rates": [round(rate, 5) for rate in result.rates], "rounds": result.rounds})
         return result

@@ -1,0 +1,119 @@
+"""plan, plot and advise."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from specs import SPEC
+
+from eyas_contract import InvalidInput
+from eyas_draft import cli
+from eyas_draft.advise import Point, advise, fit, worth
+from eyas_draft.batches import split
+from eyas_draft.config import PlanConfig, PlotConfig
+from eyas_draft.flops import layer_weights, step_flops
+from eyas_draft.plan import plan
+from eyas_draft.plot import plot
+from eyas_draft.store import Store
+
+TRUE = {"ceiling": 3.0, "scale": 40.0, "exponent": 0.3, "repetitions": 4.0}
+
+
+def true_length(data: float, epochs: float) -> float:
+    seen = worth(np.array([data]), np.array([epochs]), TRUE["repetitions"])[0]
+    return float(TRUE["ceiling"] - TRUE["scale"] * seen ** -TRUE["exponent"])
+
+
+def points(noise: float = 0.0) -> list[Point]:
+    rng = np.random.default_rng(5)
+    return [Point(run, data, epochs, true_length(data, epochs) + noise * rng.standard_normal())
+            for run, data in enumerate((1e5, 2e5, 4e5)) for epochs in (0.5, 1, 2, 3, 4, 6)]
+
+
+def write_run(folder: Path, data: float, fraction: float) -> Path:
+    """A run's metrics as the trainer writes them, following the true curve."""
+    folder.mkdir()
+    rows: list[dict[str, object]] = []
+    for step in range(1, 13):
+        rows.append({"step": step, "loss": 2.0, "step_accuracy": [0.5], "tokens": data / 2, "seconds": 1.0})
+        rows.append({"step": step, "heldout": {"distinct_tokens": data,
+                                               "acceptance_length": true_length(data, step / 2)}})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.resolved.json").write_text(json.dumps({"lr": 1e-3, "fraction": fraction, "epochs": 6}))
+    return folder
+
+
+def test_the_fit_finds_the_curve_it_was_made_from() -> None:
+    found = fit(points())
+    assert found.error < 2e-3
+    for data, epochs in ((8e5, 6.0), (1.6e6, 3.0), (4e5, 12.0)):
+        assert found.predict(data, epochs) == pytest.approx(true_length(data, epochs), abs=0.02)
+
+
+def test_predictions_from_noisy_halves_hold_the_truth_in_their_interval(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(n), data, n / 4) for n, data in ((1, 1e5), (2, 2e5), (4, 4e5))]
+    _, advice = advise(runs)
+    by_name = {row.choice: row for row in advice}
+    assert by_name["2x data"].low - 0.01 <= true_length(8e5, 6) <= by_name["2x data"].high + 0.01
+    assert by_name["2x epochs"].length == pytest.approx(true_length(4e5, 12), abs=0.02)
+    assert by_name["4x data"].tokens == 4 * by_name["as the largest run"].tokens
+    assert by_name["2x data"].hours == pytest.approx(8e5 * 6 / 1e5 / 3600, abs=1e-4)
+
+
+def test_too_few_runs_and_unlike_ones_are_refused(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", 1e5, 0.5)
+    with pytest.raises(InvalidInput, match="1 amounts of data"):
+        advise([one])
+    other = write_run(tmp_path / "other", 2e5, 1.0)
+    (other / "config.resolved.json").write_text(json.dumps({"lr": 2e-3, "fraction": 1.0, "epochs": 6}))
+    with pytest.raises(InvalidInput, match="other settings: lr"):
+        advise([one, other])
+
+
+def test_fractions_lie_within_one_another_and_hold_out_the_same(store: Path) -> None:
+    whole, held = split(Store(store), 0.1, 0)
+    half, held_of_half = split(Store(store), 0.1, 0, 0.5)
+    quarter, _ = split(Store(store), 0.1, 0, 0.25)
+    assert held == held_of_half
+    assert set(quarter) < set(half) < set(whole)
+    assert len(half) == round(len(whole) / 2)
+    with pytest.raises(InvalidInput, match="--fraction"):
+        split(Store(store), 0.1, 0, 0.0)
+
+
+def test_operations_are_those_of_the_products() -> None:
+    h, width, kv, i, v = 32, 32, 16, 48, 20
+    weights = 2 * h * width + 2 * (2 * h * kv) + width * h + 3 * h * i
+    assert layer_weights(SPEC) == weights
+    fc, head = 3 * h * h, h * v
+    prefix = 4 * width * (10 * 11 / 2)
+    one = 2 * 10 * (weights + fc) + 2 * 6 * head + prefix
+    assert step_flops(SPEC, [10], 6, 1) == 3 * one + 2 * 6 * h * (v + 50)
+    assert step_flops(SPEC, [10], 6, 2) > 1.7 * step_flops(SPEC, [10], 6, 1)
+
+
+def test_a_plan_counts_the_draft_and_the_store(store: Path, tiny_target: Path) -> None:
+    needs = plan(PlanConfig(tiny_target, store, vocab_size=64, epochs=3, tokens_per_batch=256))
+    opened = Store(store)
+    assert needs.tokens == 3 * opened.manifest.num_tokens
+    assert needs.steps == 3 * math.ceil(opened.manifest.num_tokens / 256)
+    assert needs.hours is not None
+    twice = plan(PlanConfig(tiny_target, store, vocab_size=64, epochs=3, tokens_per_batch=256, gpus=2))
+    assert twice.hours == pytest.approx(needs.hours / 2, abs=1e-3)
+    with pytest.raises(InvalidInput, match="--tokens"):
+        plan(PlanConfig(tiny_target))
+
+
+def test_commands_answer(store: Path, tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--target", str(tiny_target), "--tokens", "1000000", "--vocab-size", "64"]) == 0
+    assert "GPU memory, each of 1" in capsys.readouterr().out
+    runs = [str(write_run(tmp_path / str(n), n * 1e5, n / 4)) for n in (1, 2, 4)]
+    assert cli.main(["advise", "--runs", *runs, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["advice"]) == 6
+    out = tmp_path / "picture.png"
+    assert plot(PlotConfig((tmp_path / "1",), out)) == out
+    assert out.read_bytes()[:4] == b"\x89PNG"
