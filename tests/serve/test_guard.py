@@ -153,6 +153,13 @@ def test_absolute_ids_that_stay_in_range_are_found_too() -> None:
     assert vocabulary_faults(few, 4, 1000, marked) == []
 
 
+def test_evenly_spaced_tokens_are_offsets_where_t2d_agrees() -> None:
+    """Offsets 0, 5, 10, ... look like ids; the mask says that they are none."""
+    ids = torch.arange(0, 1200, 6)
+    assert "absolute" in vocabulary_faults(ids, 200, 1200)[0]
+    assert vocabulary_faults(ids, 200, 1200, torch.isin(torch.arange(1200), ids)) == []
+
+
 def test_a_full_vocabulary_needs_no_map() -> None:
     assert vocabulary_faults(None, 16, 16) == []
     assert vocabulary_faults(None, None, 16) == []

@@ -25,7 +25,7 @@ def check_shared(result: Any, worker: Any, *args: Any, **kwargs: Any) -> None:
         ("lm_head", model.lm_head, "the checkpoint's head is damaged, or was never loaded. Export the draft again"))
         if not bool(module.weight.isfinite().all())]
     size = None if getattr(model, "load_lm_head_from_target", False) else model.config.draft_vocab_size
-    faults += vocabulary_faults(worker.hot_token_id, size, model.config.vocab_size)
+    faults += vocabulary_faults(worker.hot_token_id, size, model.config.vocab_size, getattr(model, "_eyas_t2d", None))
     if faults:
         GUARD.refuse(EngineFailure("draft in the engine", "; ".join(faults),
                                    "a draft that can propose tokens, by the guard", "Nothing would be accepted."))

@@ -39,7 +39,8 @@ def vocabulary_faults(hot_token_id: Tensor | None, draft_size: int | None, targe
     increasing = bool((offsets[1:] > offsets[:-1]).all()) and int(offsets.min()) >= 0
     marked = None if t2d is None or t2d.numel() != target_size else t2d.detach().cpu().bool().nonzero().flatten()
     disagrees = marked is not None and not torch.equal(marked, ids.sort().values)
-    absolute = increasing and int(offsets.max()) < target_size and (
+    agrees = marked is not None and not disagrees  # what t2d marks is what d2t leads to: then these are offsets
+    absolute = not agrees and increasing and int(offsets.max()) < target_size and (
         outside > 0 or draft_size * draft_size > CERTAIN * target_size
         or (marked is not None and disagrees and torch.equal(offsets, marked)))
     if not (outside or repeated or absolute or disagrees):

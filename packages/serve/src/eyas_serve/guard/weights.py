@@ -145,7 +145,7 @@ def audit_weights(original: Callable[..., Any], model: Any, weights: Iterable[tu
             "draft checkpoint", "; ".join(faults),
             f"a checkpoint of which {type(model).__name__} uses every tensor and misses none, by the guard",
             "Without this the server would answer and accept no draft token (acceptance length 1.00)."))
-    model._eyas_loaded = True
+    model._eyas_loaded, model._eyas_t2d = True, audit.t2d
     GUARD.verified("weights")
     return result
 
