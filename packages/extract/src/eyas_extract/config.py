@@ -91,6 +91,10 @@ class RunConfig:
     """what computes the states: Hugging Face in this process, or SGLang"""
     servers: tuple[str, ...] = ()
     """URLs of SGLang servers that capture (`eyas-extract engine`); without any, one is started"""
+    ray: str = ""
+    """have Ray start the engines: address of its cluster such as `auto`, or `local`; needs eyas-extract[ray]"""
+    engines: int = 1
+    """how many, through Ray"""
     engine_python: Path | None = None
     """interpreter with sglang; default $EYAS_ENGINE_PYTHON, else this one"""
     engine_args: str = ""

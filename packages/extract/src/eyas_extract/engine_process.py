@@ -37,6 +37,7 @@ class EngineSettings:
         tp: ranks.
         python: interpreter with sglang; default $EYAS_ENGINE_PYTHON, else this one.
         port: 0 for a free one.
+        host: where it listens.
         extra: further arguments of `sglang.launch_server`, shell-quoted.
         start_seconds: longest silence of its log while it starts.
     """
@@ -49,6 +50,7 @@ class EngineSettings:
     port: int = 0
     extra: str = ""
     start_seconds: float = 300.0
+    host: str = "127.0.0.1"
 
 
 class Engine:
@@ -75,7 +77,7 @@ class Engine:
             old.unlink()
         python, version = find_interpreter(settings)
         self.port = settings.port or free_port()
-        self.server = Server(f"http://127.0.0.1:{self.port}")
+        self.server = Server(f"http://{settings.host}:{self.port}")
         self.where = f"SGLang {version} at {self.server.url}"
         self.keeper = subprocess.Popen([sys.executable, "-m", "eyas_contract.keeper"], stdin=subprocess.PIPE,
                                        stdout=subprocess.DEVNULL, start_new_session=True)
@@ -158,7 +160,7 @@ def arguments(settings: EngineSettings, port: int) -> list[str]:
     Raises:
         InvalidInput: `extra` with unbalanced quotes.
     """
-    words = ["--model-path", str(settings.target), "--host", "127.0.0.1", "--port", str(port), "--device",
+    words = ["--model-path", str(settings.target), "--host", settings.host, "--port", str(port), "--device",
              settings.device, "--dtype", settings.dtype, "--tp-size", str(settings.tp), "--skip-server-warmup",
              "--disable-radix-cache", "--skip-tokenizer-init"]
     if settings.device == "cpu":

@@ -69,7 +69,7 @@ def extract(config: RunConfig, device: str, template: ChatTemplate, writer: Stor
         workers: Workers | None = None
         sources: list[Source] = []
         window: deque[tuple[Pending, Future[Filled] | None]] = deque()
-        limit = (config.ahead + 1) * max(len(config.servers), 1)
+        limit = (config.ahead + 1) * max(len(config.servers), config.engines, 1)
         committer = Committer(writer, progress, sources)
         for pending in shards(config, template, writer.next_line, progress):
             if pending.samples and workers is None:
@@ -137,6 +137,11 @@ def open_sources(config: RunConfig, device: str, writer: StoreWriter, stack: Exi
         return attached
     run_dir = writer.folder / RUN_DIR
     settings = engine_settings(config, device, str(writer.source["model_dtype"]))
+    if config.ray:
+        from eyas_extract.ray_engines import open_engines
+
+        capture = capture_settings(config, writer.contract.capture, run_dir)
+        return [*open_engines(config.ray, config.engines, settings, capture, run_dir, stack)]
     own = Own(settings, capture_settings(config, writer.contract.capture, run_dir), run_dir)
     stack.callback(lambda: own.engine.stop())
     return [own]
