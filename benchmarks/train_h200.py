@@ -7,6 +7,8 @@ Parts, each in a process of its own, in the order given; one that fails does not
     train    SpecForge's setting (16,000 draft tokens, 7 TTT steps, 1000 steps of 4,432 packed tokens), three recipes;
              speed in the steady state and overall, accuracy per step, expected acceptance length on held-out answers
     serve    the recipe with the best expected acceptance, in SGLang: chain 3/1/4 and tree 3/4/8, as the baseline did
+    advise   runs on 1/8 to 1/2 of the answers at a constant rate; what `eyas-draft advise` says of all of them, of
+             twice the epochs, and what then came
     kimi     a draft of Kimi-K2's size on random states: tokens/s, MFU, memory, where the time goes; 32k context
     best     the whole way in `--best-seconds`: prompts by the target itself and from GSM8K, answers by the target,
              states, training, acceptance on all three sets
@@ -37,6 +39,7 @@ from train_states import Row, write_store
 
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines.sglang import server_flags
+from eyas_draft.advise import advise
 from eyas_draft.config import ExportConfig, TrainConfig
 from eyas_draft.export import export
 from eyas_draft.train import Trainer
@@ -289,6 +292,30 @@ def text_before_user(renderer: Renderer) -> str:
     return text.split(mark)[0]
 
 
+def advice(bench: Bench, report: Report) -> None:
+    """Fit small runs, predict the whole store and twice the epochs, then train those."""
+    epochs, every = (3, 0) if bench.scale.wide else (1, 2)
+    runs = []
+    for fraction in (0.125, 0.25, 0.5):
+        config = advised(bench, f"f{fraction}", fraction=fraction, epochs=epochs, checkpoint_every=every)
+        report.add(**{f"fraction_{fraction}": run_training(config)["curve"]})
+        runs.append(config.out)
+    fit, said = advise(runs)
+    report.add(fit=vars(fit), advice=[vars(row) for row in said])
+    outcomes = {}
+    for name, changes in (("2x data", {"fraction": 1.0}), ("2x epochs", {"fraction": 0.5, "epochs": 2 * epochs})):
+        config = advised(bench, name.replace(" ", "_"), **{"epochs": epochs, "checkpoint_every": every, **changes})
+        predicted = next(row for row in said if row.choice == name)
+        outcomes[name] = {"predicted": predicted.length, "low": predicted.low, "high": predicted.high,
+                          "came": run_training(config)["expected_acceptance_length"]}
+        report.add(outcomes=outcomes)
+
+
+def advised(bench: Bench, name: str, **changes: Any) -> TrainConfig:
+    """A recipe at a constant rate."""
+    return recipe(bench, f"advise_{name}", final_lr=1.0, max_steps=0, **changes)
+
+
 def wide(bench: Bench, report: Report) -> None:
     """See train_kimi.py."""
     for name, values in kimi(bench.args.device, full=bench.scale.wide):
@@ -296,8 +323,9 @@ def wide(bench: Bench, report: Report) -> None:
 
 
 PARTS: dict[str, Callable[[Bench, Report], None]] = {
-    "extract": extract, "train": train, "serve": serve, "kimi": wide, "best": best}
-LIMITS = {"extract": 100, "train": 220, "serve": 200, "kimi": 130, "best": 620}
+    "extract": extract, "train": train, "serve": serve, "advise": advice, "kimi": wide,
+    "best": best}
+LIMITS = {"extract": 100, "train": 220, "serve": 200, "advise": 200, "kimi": 130, "best": 620}
 
 
 def arguments() -> argparse.Namespace:
