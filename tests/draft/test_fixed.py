@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -223,3 +224,21 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing_and_is_counte
     with pytest.raises(InvalidInput, match="not finite in 2 steps"):
         trainer.stepper.drain()
     trainer.stepper.close()
+
+
+def test_checkpoints_go_by_real_rounds_where_asked_to(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    config = settings_of(store, tiny_target, tmp_path / "run", decode_prompts=4, decode_tokens=12, epochs=1)
+    trainer = Trainer(config)
+    trainer.run()
+    held = [json.loads(line)["heldout"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+            if "heldout" in line]
+    assert all(row["decoded_rounds"] > 0 for row in held)
+    assert trainer.best == pytest.approx(max(row["decoded_acceptance_length"] for row in held[1:]), abs=1e-5)
+
+
+def test_a_fall_below_the_best_is_told(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    said = io.StringIO()
+    trainer = Trainer(settings_of(store, tiny_target, tmp_path / "run", epochs=1), said)
+    trainer.best = 3.9
+    trainer.run()
+    assert "trained too long" in said.getvalue()

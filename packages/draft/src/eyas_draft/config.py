@@ -40,6 +40,9 @@ class TrainConfig:
         holdout: share of the samples held out to measure on.
         fraction: share of the other samples that is trained on, for `eyas-draft advise`.
         chain: draft steps of the expected acceptance length.
+        decode_prompts: held-out prompts decoded for real at every checkpoint, by the reference decoder; the best
+            checkpoint goes by that then. 0 for none: it goes by the expected acceptance length.
+        decode_tokens: longest answer of those.
         checkpoint_every: optimiser steps between checkpoints, each with a measurement; 0 for the end of each epoch.
         keep: newest checkpoints kept, beside the best.
         max_bad_samples: samples with NaN or infinite states passed over before the run stops.
@@ -82,6 +85,8 @@ class TrainConfig:
     holdout: float = 0.03
     fraction: float = 1.0
     chain: int = 3
+    decode_prompts: int = 0
+    decode_tokens: int = 128
     checkpoint_every: int = 0
     keep: int = 2
     max_bad_samples: int = 10

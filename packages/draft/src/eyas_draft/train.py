@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import islice
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
@@ -34,6 +34,9 @@ from eyas_draft.setup import Setup, draft_ids, prepare
 from eyas_draft.sharded import shell_of, whole
 from eyas_draft.ttt import Teacher, autocast
 from eyas_draft.walk import Walk, walk
+
+if TYPE_CHECKING:
+    from eyas_draft.real import RealRounds
 
 SETTINGS = "config.resolved.json"
 
@@ -73,6 +76,7 @@ class Trainer:
             self.model.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay,
             fused=True, capturable=self.device.type == "cuda")
         self.step, self.cursor, self.best = 0, 0, 0.0
+        self._real: RealRounds | None = None
         self._resume()
         self.stepper = self._stepper()
 
@@ -153,15 +157,35 @@ class Trainer:
                 yield Batch.pack(samples, self.device)
 
     def _measure(self, log: MetricsLog) -> Walk | None:
-        """Walk the held-out samples, log the result, remember the best."""
+        """Walk the held-out samples, decode some where asked to, log both; returns the one that checkpoints go by."""
         if not self.held:
             return None
         result = self._walk()
-        log.write(step=self.step, heldout={
+        values: dict[str, Any] = {
             "distinct_tokens": sum(self.setup.store.length(i) for i in self.loader.indices),
             "acceptance_length": round(result.acceptance_length, 5), "chain": self.config.chain,
-            "rates": [round(rate, 5) for rate in result.rates], "rounds": result.rounds})
+            "rates": [round(rate, 5) for rate in result.rates], "rounds": result.rounds}
+        if self.config.decode_prompts:
+            result = self._decode()
+            values |= {"decoded_acceptance_length": round(result.acceptance_length, 5), "decoded_rounds": result.rounds}
+        log.write(step=self.step, heldout=values)
+        if result.acceptance_length < self.best - 2 * result.standard_error:
+            self._report(f"step {self.step}: acceptance length {result.acceptance_length:.3f}, {self.best:.3f} before: "
+                         "is it trained too long? The best checkpoint is kept.")
         return result
+
+    def _decode(self) -> Walk:
+        """Real rounds on held-out prompts, shared among the processes."""
+        if self._real is None:
+            from eyas_draft.real import RealRounds, openings
+            prompts = openings(self.setup.store, self.held, self.config.decode_prompts)
+            self._real = RealRounds(
+                self.config.target, self.setup.contract, self.setup.weights,
+                prompts[self.ranks.rank::self.ranks.world], chain=self.config.chain,
+                max_new_tokens=self.config.decode_tokens, device=self.device)
+        with whole(self.shell):
+            mine = self._real.measure(self.model)
+        return Walk(tuple(self.ranks.sum(torch.tensor(mine.histogram, device=self.device)).tolist()))
 
     def _at_checkpoint(self) -> bool:
         every = self.config.checkpoint_every or max(1, int(self.per_epoch))

@@ -41,6 +41,15 @@ class Walk:
         return 1 + sum(i * n for i, n in enumerate(self.histogram)) / self.rounds if self.rounds else 1.0
 
     @property
+    def standard_error(self) -> float:
+        """Of the acceptance length, rounds being independent; 0 where there are fewer than two."""
+        if self.rounds < 2:
+            return 0.0
+        mean = self.acceptance_length - 1
+        spread = sum(n * (i - mean) ** 2 for i, n in enumerate(self.histogram)) / (self.rounds - 1)
+        return float((spread / self.rounds) ** 0.5)
+
+    @property
     def rates(self) -> tuple[float, ...]:
         """Share of the rounds that accept at least i + 1 draft tokens."""
         return tuple(sum(self.histogram[i:]) / max(1, self.rounds) for i in range(1, len(self.histogram)))
