@@ -89,6 +89,8 @@ def _as_flags(key: str, value: Any) -> list[str]:
         return [f"--{name}" if value else f"--no-{name}"]
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
+    if isinstance(value, dict):
+        return [f"--{name}", *(str(word) for pair in value.items() for word in pair)]
     return [f"--{name}", str(value)]
 
 

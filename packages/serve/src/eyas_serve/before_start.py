@@ -34,6 +34,14 @@ def check_draft(config: ServeConfig, version: str) -> list[str]:
     return remarks
 
 
+def network_remarks(config: ServeConfig, key: str) -> list[str]:
+    """A warning where others than this machine's users can reach the server without a key."""
+    if key or config.host in ("localhost", "::1") or config.host.startswith("127."):
+        return []
+    return [f"warning: listens on {config.host} without an API key: whoever reaches this port may use the server; see "
+            "--api-key-file"]
+
+
 def choose_port(host: str, port: int) -> int:
     """The port, if nothing listens there; for 0 a free one.
 

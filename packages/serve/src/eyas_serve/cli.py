@@ -13,21 +13,35 @@ import tyro
 from eyas_contract.commands import expand_config, run_command
 from eyas_contract.errors import EyasError
 from eyas_serve.bench import run_bench, table
-from eyas_serve.config import BenchConfig, ServeConfig
+from eyas_serve.config import BenchConfig, LaunchConfig
+from eyas_serve.events import Listener, as_json, as_lines
 from eyas_serve.preflight import PreflightConfig, ReadLogConfig, preflight, read_log
 from eyas_serve.probe.command import ProbeConfig, probe
 from eyas_serve.report import NOT_CHECKED, Report
 from eyas_serve.rounds import ReadRoundsConfig, read_rounds, text
 from eyas_serve.server import Server
 
-COMMANDS: dict[str, type] = {"preflight": PreflightConfig, "launch": ServeConfig, "bench": BenchConfig,
+COMMANDS: dict[str, type] = {"preflight": PreflightConfig, "launch": LaunchConfig, "bench": BenchConfig,
                              "read-log": ReadLogConfig, "probe": ProbeConfig, "read-rounds": ReadRoundsConfig}
 
 
-def launch(config: ServeConfig) -> int:
+def launch(config: LaunchConfig) -> int:
     """Serve until interrupted: SIGINT and SIGTERM stop the whole tree."""
-    with Server(config, _say) as server:
-        server.watch()
+    listen: Listener = as_lines(_say)
+    close: Callable[[], None] | None = None
+    if config.json_events:
+        listen = as_json(_say)
+    elif sys.stdout.isatty() and not config.no_live:
+        from eyas_serve.view import LiveView
+
+        view = LiveView()
+        listen, close = view, view.close
+    try:
+        with Server(config, listen=listen) as server:
+            server.watch()
+    finally:
+        if close is not None:
+            close()
     return 0
 
 

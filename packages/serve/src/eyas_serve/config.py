@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,16 @@ class ServeConfig:
     """Tokens verified a round, the root included; a chain has steps + 1."""
     tp: int = 1
     """Tensor-parallel ranks."""
+    dp: int = 1
+    """Data-parallel replicas."""
+    ep: int = 1
+    """Expert-parallel ranks (of a mixture of experts)."""
+    nnodes: int = 1
+    """Machines; on each one run the same command with its own --node-rank."""
+    node_rank: int = 0
+    """This machine's number; requests are answered by number 0."""
+    dist_init_addr: str = ""
+    """HOST:PORT of machine 0, where the ranks meet."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 30000
@@ -37,6 +47,22 @@ class ServeConfig:
     """Size of the KV cache in tokens; the engine's choice on a GPU, 16384 on a CPU."""
     radix_cache: bool = True
     """Reuse of common prompt prefixes."""
+    mem_fraction: float | None = None
+    """Share of GPU memory for weights and KV cache; the engine's choice by default."""
+    cuda_graph: bool = True
+    """Record CUDA graphs."""
+    cuda_graph_max_bs: int | None = None
+    """Largest batch with a recorded graph."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables for the engine, e.g. NCCL_DEBUG INFO PYTORCH_CUDA_ALLOC_CONF expandable_segments:True; recorded."""
+    api_key_file: Path | None = None
+    """File with the API key that requests must bring; never on a command line or in a log."""
+    api_key_env: str = ""
+    """Name of an environment variable with that key."""
+    trust_remote_code: bool = False
+    """Run Python code that the model's folder brings."""
+    metrics: bool = True
+    """Prometheus metrics under /metrics, for eyas-serve watch."""
     extra: str = ""
     """Further arguments of sglang.launch_server, as one shell-quoted text."""
     preflight: bool = True
@@ -44,7 +70,14 @@ class ServeConfig:
     guard: Literal["enforce", "report", "off"] = "enforce"
     """The guard inside the engine: ends a server that cannot work, only reports it, or checks nothing."""
     stall_seconds: float = 300.0
-    """Give up after so many seconds without any progress; the whole start may take as long as it needs."""
+    """So many seconds without any progress are a stall; the whole start may take as long as it needs."""
+    on_stall: Literal["stop", "report"] = "stop"
+    """After a stall's report, with every rank's state and stacks, stop the engine or go on waiting."""
+    acceptance_floor: float = 1.05
+    """READY only if the first speculative request's acceptance length reaches this; a guard that does not enforce
+    only reports it."""
+    log_rotate_mb: int = 256
+    """The engine's log is put aside under a number at this size; nothing is deleted."""
     run_dir: Path | None = None
     """Folder for the server's log, ranks' status and resolved config; else a fresh temporary one."""
 
@@ -75,3 +108,14 @@ class BenchConfig(ServeConfig):
     """An earlier report whose baseline is used again, where its settings and prompts are the same."""
     port: int = 0
     radix_cache: bool = False
+    metrics: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig(ServeConfig):
+    """Serve until interrupted, watched from the first byte of weights to the last request."""
+
+    json_events: bool = False
+    """Print a line of JSON for each event instead of text."""
+    no_live: bool = False
+    """Print lines even on a terminal, no live table."""

@@ -24,11 +24,12 @@ def engine_arguments(config: ServeConfig, port: int) -> list[str]:
         InvalidInput: a tree that SGLang cannot build, or `extra` with unbalanced quotes.
     """
     words = ["--model-path", str(config.target), "--host", config.host, "--port", str(port), "--device", config.device,
-             "--dtype", config.dtype, "--tp-size", str(config.tp), "--skip-server-warmup"]
+             "--dtype", config.dtype, "--tp-size", str(config.tp), "--skip-server-warmup",
+             *_scale(config)]
     if config.device == "cpu":
         # Named apart: as `--attention-backend` SGLang would replace intel_amx where the processor has no AMX.
         words += ["--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx",
-                  "--mem-fraction-static", "0.3"]
+                  *([] if config.mem_fraction else ["--mem-fraction-static", "0.3"])]
     tokens = config.max_total_tokens or (CPU_TOKENS if config.device == "cpu" else None)
     if tokens is not None:
         words += ["--max-total-tokens", str(tokens)]
@@ -37,6 +38,22 @@ def engine_arguments(config: ServeConfig, port: int) -> list[str]:
     if config.draft is not None:
         words += server_flags(str(config.draft), config.steps, config.topk, config.num_draft_tokens)
     return words + extra_arguments(config)
+
+
+def _scale(config: ServeConfig) -> list[str]:
+    """Replicas, machines, memory and graphs, where they are not the engine's own choice."""
+    words = []
+    for flag, value, usual in (
+            ("--dp-size", config.dp, 1), ("--ep-size", config.ep, 1), ("--nnodes", config.nnodes, 1),
+            ("--node-rank", config.node_rank, 0), ("--dist-init-addr", config.dist_init_addr, ""),
+            ("--mem-fraction-static", config.mem_fraction, None),
+            ("--cuda-graph-max-bs", config.cuda_graph_max_bs, None)):
+        if value != usual:
+            words += [flag, str(value)]
+    for flag, wanted in (("--disable-cuda-graph", not config.cuda_graph), ("--enable-metrics", config.metrics),
+                         ("--trust-remote-code", config.trust_remote_code)):
+        words += [flag] if wanted else []
+    return words
 
 
 def extra_arguments(config: ServeConfig) -> list[str]:
@@ -55,10 +72,12 @@ def engine_environment(config: ServeConfig, status_dir: Path, cores: list[int],
     Raises:
         InvalidInput: SGLANG_SIMULATE_ACC_LEN is set, which makes SGLang invent acceptance lengths.
     """
-    if inherited.get("SGLANG_SIMULATE_ACC_LEN"):
-        raise InvalidInput("environment", f"SGLANG_SIMULATE_ACC_LEN={inherited['SGLANG_SIMULATE_ACC_LEN']}",
+    invented = {**inherited, **config.environment}.get("SGLANG_SIMULATE_ACC_LEN")
+    if invented:
+        raise InvalidInput("environment", f"SGLANG_SIMULATE_ACC_LEN={invented}",
                            "it unset: with it SGLang reports invented acceptance lengths", "Unset it.")
-    environment = {**inherited, STATUS_DIR: str(status_dir), SWITCH: config.guard, "PYTHONUNBUFFERED": "1"}
+    environment = {**inherited, **config.environment, STATUS_DIR: str(status_dir), SWITCH: config.guard,
+                   "PYTHONUNBUFFERED": "1"}
     if config.device == "cpu":
         share = max(len(cores) // config.tp, 1)
         ranks = [cores[i * share % len(cores):i * share % len(cores) + share] for i in range(config.tp)]

@@ -20,6 +20,7 @@ PLUGIN_FAULT = re.compile(r"Failed to (?:load plugin eyas_serve|execute general 
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\] )?[A-Za-z_][\w.]*(?:Error|Exception|Failure|Interrupt|Exit|Input|Mismatch)\b")
 _BEGIN = re.compile(r"hit an exception|^(?:\[[^\]]*\] )?Traceback \(most recent call last\)")
 _PREFIX = re.compile(r"^\[[^\]]*\]\s*")
+_SPEAKER = re.compile(r"(\[[^\[\]]*\]) (?:Scheduler|DataParallelController|TokenizerManager) hit an exception")
 _RANK = re.compile(r"\b(TP|PP|DP)(\d+)")
 _BAR = re.compile(r"(Loading|loading|Capturing)[^|]*\|.*?(\d+)/(\d+) \[")
 _KV = re.compile(r"KV Cache is allocated\. (.*)")
@@ -111,7 +112,8 @@ class LogReader:
         if PLUGIN_FAULT.search(line):
             self.plugin_fault = _PREFIX.sub("", line).strip()
         if "hit an exception" in line or (self._open is None and _BEGIN.search(line)):
-            self._open = RankException(rank_of(line))
+            speaker = _SPEAKER.search(line)  # perhaps in the middle of another rank's line
+            self._open = RankException(rank_of(f"{speaker[1]} " if speaker else line))
             self.exceptions.append(self._open)
         elif self._open is not None:
             ended = bool(self._open.error) and (not line.strip() or line.startswith("["))

@@ -8,22 +8,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from eyas_contract import EngineFailure
 from eyas_contract.commands import duration, save_config
-from eyas_serve.before_start import check_draft, choose_port, cores
+from eyas_serve import processes, proof
+from eyas_serve.api_key import read_key, write_engine_config
+from eyas_serve.before_start import check_draft, choose_port, cores, network_remarks
 from eyas_serve.child import Child
 from eyas_serve.client import Client
 from eyas_serve.config import ServeConfig
+from eyas_serve.events import Event, Listener, as_lines, into_file
 from eyas_serve.flags import MODULE, engine_arguments, engine_environment
 from eyas_serve.interpreter import Interpreter, find_interpreter
-from eyas_serve.log import last_words
 from eyas_serve.log_writer import put_aside
 from eyas_serve.progress import Progress
+from eyas_serve.record import shard_sizes, write_record
+from eyas_serve.verdicts import judge
 
 POLL = 0.2  # seconds
-DYING = 3.0  # seconds for the engine to end by itself after a refusal, so that its log is whole
-PROOF_TOKENS = 8
+DYING = 3.0  # seconds for the engine to end by itself after a refusal or a rank's death, so that its log is whole
 
 
 class Server:
@@ -32,19 +36,25 @@ class Server:
     Args:
         config: what to serve.
         report: takes the lines of progress; silent by default.
+        listen: takes every event, those for a live view included.
 
     Attributes:
         url: once started.
         client: a Client for it, once started.
         engine: the interpreter and its versions, once started.
-        log: the engine's whole output.
+        log: the engine's whole output; earlier parts have numbers.
+        acceptance_length: of the first speculative request, once started; None without a draft.
     """
 
-    def __init__(self, config: ServeConfig, report: Callable[[str], None] = lambda line: None) -> None:
-        self.config, self.report = config, report
+    def __init__(self, config: ServeConfig, report: Callable[[str], None] = lambda line: None,
+                 listen: Listener = lambda event: None) -> None:
+        self.config = config
+        self.listeners: list[Listener] = [as_lines(report), listen]
         self.engine: Interpreter | None = None
         self.child: Child | None = None
         self.url = ""
+        self.acceptance_length: float | None = None
+        self._key_file: Path | None = None
 
     def __enter__(self) -> Server:
         return self.start()
@@ -58,30 +68,46 @@ class Server:
 
         Raises:
             InvalidInput: a draft that cannot work with this target, or settings that cannot be.
-            EngineFailure: no usable interpreter, port taken, the engine died, stalled, or its guard did not report.
+            EngineFailure: no usable interpreter, port taken, the engine died, stalled, its guard did not report, or
+                nothing of the draft was accepted.
         """
         config = self.config
-        self.engine = find_interpreter(config.engine_python, config.device)
+        self.engine, key = find_interpreter(config.engine_python, config.device), read_key(config)
         port = choose_port(config.host, config.port)
-        for remark in check_draft(config, self.engine.sglang):
-            self.report(remark)
+        remarks = [*network_remarks(config, key), *check_draft(config, self.engine.sglang)]
+        environment = engine_environment(config, Path(), cores())
         self._prepare_run_dir()
-        command = [str(self.engine.python), "-m", MODULE, *engine_arguments(config, port)]
+        for remark in remarks:
+            self.tell("remark", remark)
         environment = engine_environment(config, self.status_dir, cores())
-        self.report(f"SGLang {self.engine.sglang} on {config.host}:{port}, log {self.log}")
-        self.url = f"http://{config.host}:{port}"
-        self.client = Client(self.url)
-        started = time.monotonic()
+        command = [str(self.engine.python), "-m", MODULE, *engine_arguments(config, port)]
+        if key:
+            self._key_file = write_engine_config(key, self.run_dir)
+            command += ["--config", str(self._key_file)]
+        write_record(self.run_dir, command, environment, config.environment, self.engine)
+        self.url = f"http://{_reachable(config.host)}:{port}"
+        self.tell("start", f"SGLang {self.engine.sglang} on {config.host}:{port}, log {self.log}", url=self.url,
+                  log=str(self.log), command=command)
+        self.client = Client(self.url, api_key=key)
+        self.started, self._oom_kills = time.monotonic(), processes.oom_kills()
         atexit.register(self.stop)  # a signal between the end of this method and the caller's `with` body
         try:
-            self.child = Child(command, environment, self.log)
+            self.child = Child(command, environment, self.log, config.log_rotate_mb << 20, [key] if key else [])
             self._wait()
             self._prove()
-            self.report(f"READY after {duration(time.monotonic() - started)}: {self.url}")
-        except BaseException:
+            self._forget_key_file()
+        except BaseException as error:
             self.stop(grace=0.0)
+            if isinstance(error, EngineFailure):
+                self.tell("failed", found=error.found, remedy=error.remedy)
             raise
         return self
+
+    def tell(self, kind: str, text: str = "", fleeting: bool = False, **facts: Any) -> None:
+        """An event for everyone who listens."""
+        event = Event(kind, text, facts, fleeting)
+        for listener in self.listeners:
+            listener(event)
 
     def stop(self, grace: float = 5.0) -> None:
         """End the engine and all its processes; does nothing where none runs."""
@@ -89,42 +115,59 @@ class Server:
             self.child.stop(grace)
             self.child = None
             self.client.close()
+            self.tell("stopped")
+        self._forget_key_file()
         atexit.unregister(self.stop)
 
     def watch(self) -> None:
-        """Wait until the engine ends by itself.
+        """Wait until the engine ends by itself or loses a rank.
 
         Raises:
             EngineFailure: always, for it should not end.
         """
-        assert self.child is not None
-        while self.child.exit_code() is None:
-            time.sleep(POLL)
-        raise self._died()
+        try:
+            while True:
+                self._look()
+                time.sleep(POLL)
+        except EngineFailure as error:
+            self.stop(grace=0.0)
+            self.tell("failed", found=error.found, remedy=error.remedy)
+            raise
 
     def _prepare_run_dir(self) -> None:
-        run_dir = self.config.run_dir or Path(tempfile.mkdtemp(prefix="eyas-serve-"))
-        self.log, self.status_dir = run_dir / "server.log", run_dir / "ranks"
+        self.run_dir = self.config.run_dir or Path(tempfile.mkdtemp(prefix="eyas-serve-"))
+        self.log, self.status_dir = self.run_dir / "server.log", self.run_dir / "ranks"
         self.status_dir.mkdir(parents=True, exist_ok=True)
         put_aside(self.log)
         for old in self.status_dir.iterdir():
             old.unlink()
-        save_config(self.config, run_dir)
+        save_config(self.config, self.run_dir)
+        events = self.run_dir / "events.jsonl"
+        events.unlink(missing_ok=True)
+        self.listeners.append(into_file(events))
+
+    def _forget_key_file(self) -> None:
+        if self._key_file is not None:
+            self._key_file.unlink(missing_ok=True)
+            self._key_file = None
 
     def _wait(self) -> None:
         """Until the server answers its health check and every rank is ready."""
         assert self.child is not None
-        self.progress = Progress(self.status_dir, self.log)
+        self.progress = Progress(self.status_dir, self.log, shards={
+            "target": shard_sizes(self.config.target), "draft": shard_sizes(self.config.draft)})
+        self._stalls, self._uses, self._used_at = 0, dict[int, processes.Use | None](), time.monotonic()
         while True:
             self._look()
             if self.progress.log.plugin_fault:
                 raise self._failure(self.progress.log.plugin_fault, "the guard inside SGLang",
                                     "Without it nothing would be checked. See the log.")
+            self._check_stall()
             if self.client.healthy():
                 self._look()
                 if self.progress.all_ready():
                     for remark in self.progress.remarks():
-                        self.report(f"guard, report only: {remark}")
+                        self.tell("remark", f"guard, report only: {remark}")
                     return
                 raise self._failure(f"the server is up, but of its ranks only {sorted(self.progress.ranks)} reported "
                                     f"({'; '.join(self.progress.describe())})", "the guard's handshake from every rank",
@@ -132,43 +175,96 @@ class Server:
             time.sleep(POLL)
 
     def _look(self) -> None:
-        """Report what is new; raise where the engine died, was refused by the guard, or has not moved for too long."""
+        """Tell what is new; raise where the engine died, lost a rank, or was refused by the guard."""
         assert self.child is not None
-        for line in self.progress.poll():
-            self.report(line)
+        lines = self.progress.poll()
+        facts: dict[str, Any] = {"phase": self.progress.phase(), "seconds": round(time.monotonic() - self.started, 1),
+                 "ranks": [row.plain() for row in self.progress.rows()]}
+        if lines:
+            self.tell("progress", "\n".join(lines), **facts)
+        elif self.acceptance_length is None:
+            self.tell("progress", fleeting=True, **facts)
         if self.child.exit_code() is not None:
             raise self._died()
-        if self.progress.error():
+        if self.progress.error() or self.progress.gone:
             deadline = time.monotonic() + DYING
             while self.child.exit_code() is None and time.monotonic() < deadline:
                 time.sleep(POLL)
             raise self._died()
-        if self.progress.still_for() > self.config.stall_seconds:
-            raise self._failure(f"no progress for {duration(self.progress.still_for())} in: "
-                                f"{'; '.join(self.progress.describe())}",
-                                f"some progress every {duration(self.config.stall_seconds)} (--stall-seconds)",
-                                "It was stopped. A slow disk needs a larger limit.")
+
+    def _check_stall(self) -> None:
+        """After so long without progress, tell every rank's state and stacks; stop there if that is asked."""
+        limit, still = self.config.stall_seconds, self.progress.still_for()
+        if still < limit / 2:
+            self._stalls, self._uses = 0, {}
+        elif not self._uses:
+            self._used_at = time.monotonic()
+            self._uses = {status.pid: processes.use_of(status.pid) for status in self.progress.ranks.values()}
+        if still <= limit * (self._stalls + 1):
+            return
+        self._stalls += 1
+        found = self._stalled(still)
+        if self.config.on_stall == "stop":
+            raise self._failure(found, f"some progress every {duration(limit)} (--stall-seconds)",
+                                "It was stopped. A slow disk needs a larger limit, or --on-stall report.")
+
+    def _stalled(self, still: float) -> str:
+        assert self.engine is not None
+        seconds = time.monotonic() - self._used_at
+        pids = {name: status.pid for name, status in self.progress.ranks.items()}
+        doing = {name: processes.compare_use(pid, self._uses.get(pid), seconds) for name, pid in pids.items()}
+        dump = self.run_dir / f"stacks-{self._stalls}.txt"
+        where = processes.dump_stacks(processes.find_py_spy(self.engine.python), pids, dump)
+        frames = processes.innermost(dump)
+        found = f"no progress for {duration(still)} in: {'; '.join(self.progress.describe())}\n" + "".join(
+            f"  {name}: {text}{f'; at {frames[name]}' if name in frames else ''}\n" for name, text in doing.items())
+        found += f"  {where}"
+        self.tell("stall", f"STALL: {found}", phase=self.progress.phase(), still=round(still, 1), processes=doing,
+                  frames=frames, ranks=[row.plain() for row in self.progress.rows()])
+        return found
 
     def _prove(self) -> None:
-        """One generation; with a draft it must have gone through speculation."""
-        self.report("warm-up: first generation")
-        answer = self.client.generate([1, 2, 3, 4], PROOF_TOKENS, ignore_eos=True)
-        if len(answer.output_ids) != PROOF_TOKENS:
-            raise self._failure(f"{len(answer.output_ids)} tokens", f"{PROOF_TOKENS} tokens of a first generation",
-                                "See the log.")
-        if self.config.draft is not None and not sum(answer.histogram):
-            raise self._failure("a first generation without a round of speculation", "the draft in use",
-                                "An argument in --extra switched speculation off.")
+        """One generation; with a draft it must have gone through speculation, and something been accepted."""
+        seconds = duration(time.monotonic() - self.started)
+        if self.config.node_rank:
+            self.tell("ready", f"READY after {seconds}: node {self.config.node_rank} serves node 0", url=self.url)
+            return
+        self.tell("progress", "warm-up: first generation", phase="warm-up", seconds=0, ranks=[])
+        try:
+            acceptance = proof.first_request(self.client, self.config)
+        except EngineFailure as error:
+            time.sleep(POLL)
+            self._look()
+            raise self._failure(error.found, error.wanted, error.remedy) from error
+        note = ""
+        if self.config.draft is not None:
+            self.acceptance_length = acceptance.length
+            note = f", acceptance length {acceptance.length:.2f} in the first generation"
+            if acceptance.length < self.config.acceptance_floor:
+                useless = proof.useless(self.client, self.config, acceptance)
+                if self.config.guard == "enforce":
+                    raise useless
+                self.tell("remark", f"guard, report only: {useless}")
+        seconds = duration(time.monotonic() - self.started)
+        self.tell("ready", f"READY after {seconds}: {self.url}{note}", url=self.url, log=str(self.log),
+                  seconds=round(time.monotonic() - self.started, 1), acceptance_length=self.acceptance_length)
 
     def _died(self) -> EngineFailure:
-        self.progress.poll()
         code = self.child.exit_code() if self.child else None
-        ended = "refused" if code is None else f"died (exit code {code})"
-        complaint, words = self.progress.error(), last_words(self.log)
-        found = f"the engine {ended}: {(complaint or words).rstrip('.')}"
-        if complaint and words.splitlines()[0][:60] not in complaint and complaint[:60] not in words:
-            found += f"\nlast words of its log:\n{words}\n"
-        return self._failure(found, "a running server", "")
+        if self.child is not None and code is not None:
+            self.child.stop(grace=0.0)
+        while self.progress.log.poll():
+            pass
+        self.progress.poll()
+        verdict = judge(self.progress, code, processes.oom_kills() - self._oom_kills)
+        self.tell("verdict", rank=verdict.rank, cause=verdict.cause.name if verdict.cause else "unknown",
+                  phase=verdict.phase, exit_code=code)
+        return self._failure(verdict.found, "a running server", verdict.remedy)
 
     def _failure(self, found: str, wanted: str, remedy: str) -> EngineFailure:
         return EngineFailure(f"SGLang at {self.url}", found, wanted, f"{remedy} Whole log: {self.log}".strip())
+
+
+def _reachable(host: str) -> str:
+    """Where a server that listens on every address is reached from here."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)

@@ -1,0 +1,38 @@
+"""What is written down of a launch: the command, the environment that matters, versions and the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from eyas_contract.contract import write_text_atomic
+from eyas_serve.interpreter import Interpreter
+
+MATTERS = re.compile(r"^(?:NCCL|CUDA|TORCH|PYTORCH|SGLANG|SGL|EYAS|OMP|MKL|HF|FLASHINFER|TRITON|GLOO|NVIDIA|LD_|VLLM)")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+
+
+def environment_record(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change how an engine runs; what may be a secret is starred out."""
+    return {name: "********" if SECRET.search(name) else value for name, value in sorted(environment.items())
+            if MATTERS.match(name)}
+
+
+def write_record(folder: Path, command: Sequence[str], environment: Mapping[str, str], declared: Mapping[str, str],
+                 engine: Interpreter) -> None:
+    """Write `engine.json` beside the log."""
+    plain = {"command": list(command), "environment": environment_record({**environment, **declared}),
+             "declared": environment_record(declared) | {
+                 name: "********" if SECRET.search(name) else value for name, value in declared.items()},
+             "sglang": engine.sglang, "torch": engine.torch, "eyas_native": engine.native,
+             "host": platform.node(), "kernel": platform.release(), "cores": os.cpu_count()}
+    write_text_atomic(folder / "engine.json", json.dumps(plain, indent=1) + "\n")
+
+
+def shard_sizes(folder: Path | None) -> list[int]:
+    """Sizes of a checkpoint's files of weights, in the order of their names."""
+    return [file.stat().st_size for file in sorted(folder.glob("*.safetensors"))] if folder is not None else []
