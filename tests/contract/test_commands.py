@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,3 +98,15 @@ def test_progress_line() -> None:
     assert progress.line(10.0, "loss 2.0") == "train:   75 %  750/1,000 tokens  25.0/s  ETA 0:10  loss 2.0"
     assert duration(4000) == "1:06:40"
     assert duration(75) == "1:15"
+
+
+def test_a_reader_that_goes_is_no_error() -> None:
+    script = ("import sys\nfrom eyas_contract.commands import run_command\n"
+              "sys.exit(run_command(lambda: print('x' * 10_000_000)))")
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

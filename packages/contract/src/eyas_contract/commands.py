@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 import tomllib
@@ -106,15 +107,21 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 def run_command(main: Callable[[], int | None]) -> int:
-    """Run a command's body; an EyasError ends it with its four facts on stderr and exit code 1, Ctrl-C with 130."""
+    """Run a command's body; an EyasError ends it with its four facts on stderr and exit code 1, Ctrl-C with 130, a
+    reader that closed the pipe (`| head`) quietly with 141."""
     try:
-        return main() or 0
+        code = main() or 0
+        sys.stdout.flush()
+        return code
     except EyasError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command's output
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        return 141
 
 
 class Progress:
