@@ -82,7 +82,7 @@ def run_part(name: str, draft: Path, options: argparse.Namespace, folder: Path) 
     spoil(config)
     (copy / "config.json").write_text(json.dumps(config))
     serve = ServeConfig(target=options.target, draft=copy, device=options.device, dtype="bfloat16", port=0,
-                        engine_python=options.engine_python, preflight=False, guard="report",
+                        engine_python=options.engine_python, preflight=False, guard="report", acceptance_floor=0.0,
                         max_total_tokens=8192, extra=options.extra, run_dir=folder / f"{name}-run")
     begun = time.monotonic()
     with Server(serve, print) as server:

@@ -32,7 +32,7 @@ def config(tiny_target: Path, engine_python: Path, tmp_path_factory: pytest.Temp
     draft = mla.write_draft(folder / "draft", target)
     make_golden(GoldenConfig(draft, target))
     return ServeConfig(target=target, draft=draft, device="cpu", dtype="float32", port=0, engine_python=engine_python,
-                       max_total_tokens=4096, steps=3, topk=2, num_draft_tokens=6)
+                       max_total_tokens=4096, acceptance_floor=0.0, steps=3, topk=2, num_draft_tokens=6)
 
 
 def wrong(config: ServeConfig, folder: Path) -> Path:

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def config(tiny_target: Path, trained_draft: Path, engine_python: Path) -> ServeConfig:
-    """A server with the radix cache on, as users have it."""
+    """A server with the radix cache on, as users have it; it serves a useless draft all the same."""
     return ServeConfig(target=tiny_target, draft=trained_draft, device="cpu", dtype="float32", port=0,
-                       engine_python=engine_python, max_total_tokens=4096)
+                       engine_python=engine_python, max_total_tokens=4096, acceptance_floor=0.0)
 
 
 def unknown_layer_name(folder: Path) -> None:
