@@ -21,6 +21,8 @@ class TrainConfig:
         fc_norm: normalise each aux state before fc (EAGLE-3.1).
         norm_output: feed the normed state to the next step (EAGLE-3.1).
         init: start from the target's last layer, or from random weights.
+        warm_start: folder of a published draft whose weights are taken instead, in either naming dialect; the draft
+            vocabulary is the run's own, and rows of the head go over by target token.
         ttt_steps: unrolled steps.
         decay: step i weighs decay^i in the loss.
         loss: ce, kl, tv, lk-alpha, lk-lambda, choice, or a mix such as ce=0.5,choice=0.5 (see objectives.py).
@@ -66,6 +68,7 @@ class TrainConfig:
     fc_norm: bool = False
     norm_output: bool = False
     init: Literal["target", "random"] = "target"
+    warm_start: Path | None = None
     ttt_steps: int = 7
     decay: float = 0.8
     loss: str = "ce"
@@ -99,8 +102,8 @@ class TrainConfig:
     log_seconds: float = 10.0
 
 
-FREE_ON_RESUME = ("store", "target", "out", "keep", "verify_store", "log_seconds", "compile", "cuda_graph", "resident",
-                  "max_bad_samples", "max_bad_steps")
+FREE_ON_RESUME = ("store", "target", "out", "warm_start", "keep", "verify_store", "log_seconds", "compile",
+                  "cuda_graph", "resident", "max_bad_samples", "max_bad_steps")
 """Fields of TrainConfig that may change when a run is continued: they do not change its result."""
 
 

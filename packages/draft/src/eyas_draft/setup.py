@@ -17,6 +17,7 @@ from eyas_draft.sizes import draft_sizes
 from eyas_draft.store import Store
 from eyas_draft.target_weights import TargetWeights, initial_from_target
 from eyas_draft.vocab import Coverage, choose_vocab, coverage
+from eyas_draft.warm import warm_start
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,10 @@ def prepare(config: TrainConfig) -> Setup:
     check_supported(spec)
     weights = TargetWeights.load(config.target, store.contract.target)
     contract = store.contract.with_sections(vocab=vocab, draft=spec)
-    return Setup(store, contract, weights, new_model(contract, weights, config.init, config.seed),
-                 coverage(counts, vocab, config.chain))
+    model = new_model(contract, weights, config.init, config.seed)
+    if config.warm_start:
+        warm_start(config.warm_start, model, contract)
+    return Setup(store, contract, weights, model, coverage(counts, vocab, config.chain))
 
 
 def require_target(contract: Contract, found_in: Path, target: Path) -> TargetSpec:

@@ -123,8 +123,11 @@ class Trainer:
         config = self.config
         if self.ranks.shared and config.shapes == "fixed":
             raise InvalidInput("--shapes", "fixed, with several processes", "ragged", "Leave --shapes at auto.")
-        on_gpu = self.device.type == "cuda" and not self.ranks.shared
-        fixed = on_gpu if config.shapes == "auto" else config.shapes == "fixed"
+        half = self.device.type == "cuda" and config.precision == "bf16"  # what a GPU's flash kernels take
+        if config.shapes == "fixed" and self.device.type == "cuda" and not half:
+            raise InvalidInput("--shapes", f"fixed, in {config.precision} on a GPU", "bf16, or ragged shapes",
+                               "Give --precision bf16, or leave --shapes at auto.")
+        fixed = half and not self.ranks.shared if config.shapes == "auto" else config.shapes == "fixed"
         if not fixed:
             return RaggedStepper(config, self.model, self.teacher, self.optimizer, self.loader, self.cursor, self.shell,
                                  self.ranks)
