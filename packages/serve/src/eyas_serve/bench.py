@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eyas_contract import InvalidInput
@@ -16,10 +17,13 @@ from eyas_contract.contract import read_json, write_text_atomic
 from eyas_serve.acceptance import DEFINITION, Acceptance
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig
+from eyas_serve.html import page
+from eyas_serve.levels import Arm, Row, as_csv, compare, lines, summarise_level
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
 
 Report = dict[str, Any]
+Levels = list[Row]
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Run:
 
     answers: tuple[Generation, ...]
     seconds: float
+    busy: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -43,7 +48,8 @@ class Run:
 def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: str) -> Run:
     """Send every prompt, `concurrency` at a time, after `warmup` of them that do not count."""
     def ask(prompt: Prompt) -> Generation:
-        answer = client.generate(list(prompt.input_ids), config.max_new_tokens)
+        send = client.stream if config.stream else client.generate
+        answer = send(list(prompt.input_ids), config.max_new_tokens)
         bar.update(len(answer.output_ids))
         return answer
 
@@ -51,11 +57,22 @@ def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: s
     with ThreadPoolExecutor(config.concurrency) as pool:
         list(pool.map(ask, prompts[:config.warmup]))
         bar = Progress(0, "tokens", label)
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         answers = tuple(pool.map(ask, prompts))
         seconds = time.perf_counter() - start
+        busy = (time.process_time() - used) / seconds
     bar.close(f"acceptance length {Acceptance.of(a.histogram for a in answers).length:.2f}")
-    return Run(answers, seconds)
+    return Run(answers, seconds, busy)
+
+
+def measure_levels(client: Client, prompts: list[Prompt], config: BenchConfig, label: str,
+                   arm: str) -> tuple[Run, Levels]:
+    """Every concurrency in turn; the first one's run, and all levels' rows."""
+    runs = []
+    for level in dict.fromkeys((config.concurrency, *config.sweep)):
+        run = measure(client, prompts, dataclasses.replace(config, concurrency=level), f"{label}, {level} at a time")
+        runs.append((run, summarise_level(Arm(arm, level, run.answers, run.seconds, run.busy), prompts)))
+    return runs[0][0], [row for _, rows in runs for row in rows]
 
 
 def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: None) -> Report:
@@ -65,13 +82,21 @@ def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: 
         InvalidInput, EngineFailure: bad prompts or draft; a server that does not start or answer.
     """
     _require_sense(config)
-    prompts = load_prompts(config.prompts, config.target, config.limit)
+    prompts = [prompt for path in (config.prompts, *config.data_sets)
+               for prompt in load_prompts(path, config.target, config.limit)]
+    old = None if config.against is None else read_report(config.against)
     earlier = None if config.baseline_report is None else earlier_baseline(config, prompts)
-    version, run, baseline = _measure_url(config, prompts) if config.url else _measure_own(config, prompts, report)
+    levels: Levels = []
+    version, run, baseline = _measure_url(config, prompts, levels) if config.url else \
+        _measure_own(config, prompts, report, levels)
     baseline = earlier or baseline
-    result = summarise(config, prompts, version, run, baseline)
+    result = {**summarise(config, prompts, version, run, baseline), "levels": levels}
+    if old is not None:
+        result["against"] = {"report": str(config.against), "rows": compare(old["levels"], levels)}
     config.out.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
+    write_text_atomic(config.out.with_suffix(".csv"), as_csv(levels))
+    write_text_atomic(config.out.with_suffix(".html"), page(result))
     return result
 
 
@@ -90,26 +115,41 @@ def _require_sense(config: BenchConfig) -> None:
 
 
 def _measure_own(config: BenchConfig, prompts: list[Prompt],
-                 report: Callable[[str], None]) -> tuple[str, Run, Run | None]:
+                 report: Callable[[str], None], levels: Levels) -> tuple[str, Run, Run | None]:
     with Server(config, report) as server:
         assert server.engine is not None
         version = server.engine.sglang
-        run = measure(server.client, prompts, config, "with draft")
+        run, rows = measure_levels(server.client, prompts, config, "with draft", "draft")
+        levels += rows
     if not config.baseline or config.baseline_report:
         return version, run, None
     run_dir = config.run_dir / "baseline" if config.run_dir else None
     with Server(dataclasses.replace(config, draft=None, run_dir=run_dir), report) as server:
-        return version, run, measure(server.client, prompts, config, "without draft")
+        baseline, rows = measure_levels(server.client, prompts, config, "without draft", "target alone")
+        levels += rows
+        return version, run, baseline
 
 
-def _measure_url(config: BenchConfig, prompts: list[Prompt]) -> tuple[str, Run, Run | None]:
+def read_report(path: Path) -> Report:
+    """An earlier report with levels. Raises InvalidInput for anything else."""
+    wanted = "a report of eyas-serve bench, by --against"
+    report: Report = read_json(path, wanted)
+    if not isinstance(report.get("levels"), list):
+        raise InvalidInput(str(path), "no levels in it", wanted, "Name the JSON file that bench wrote.")
+    return report
+
+
+def _measure_url(config: BenchConfig, prompts: list[Prompt], levels: Levels) -> tuple[str, Run, Run | None]:
     assert config.url is not None
     client = Client(config.url)
     version = str(client.info().get("version", "unknown"))
-    run = measure(client, prompts, config, config.url)
+    run, rows = measure_levels(client, prompts, config, config.url, "draft")
+    levels += rows
     if config.baseline_url is None:
         return version, run, None
-    return version, run, measure(Client(config.baseline_url), prompts, config, config.baseline_url)
+    baseline, rows = measure_levels(Client(config.baseline_url), prompts, config, config.baseline_url, "target alone")
+    levels += rows
+    return version, run, baseline
 
 
 SAME_FOR_A_BASELINE = ("target", "device", "dtype", "tp", "radix_cache", "max_new_tokens", "concurrency", "extra")
@@ -191,4 +231,13 @@ def table(result: Report) -> str:
     width = max(len(row[0]) for row in rows)
     head = f"{engine['name']} {engine['version']}, steps {settings['steps']}, topk {settings['topk']}, " \
            f"draft tokens {settings['num_draft_tokens']}, {len(result['prompts'])} prompts"
-    return "\n".join([head, *(f"  {name:<{width}}  {value:>8}  {note}" for name, value, note in rows)])
+    text = [head, *(f"  {name:<{width}}  {value:>8}  {note}" for name, value, note in rows)]
+    text += ["", *lines(result["levels"])] if result.get("levels") else []
+    for row in result.get("against", {}).get("rows", []):
+        faster = f", speed {row['speed_ratio']:.2f} times" if row["speed_ratio"] else ""
+        text.append(f"  against the earlier report: {row['arm']}, {row['concurrency']} at a time, {row['data_set']}: "
+                    f"acceptance {row['acceptance']}{faster}")
+    busy = max((row["client_busy"] or 0 for row in result.get("levels", [])), default=0)
+    if busy > 0.7:
+        text.append(f"  warning: this client was busy {busy:.0%} of the time: speeds are lower bounds; try --no-stream")
+    return "\n".join(text)

@@ -1,4 +1,4 @@
-"""`eyas-serve preflight`, `launch`, `probe`, `bench` and `read-log`."""
+"""`eyas-serve watch`, `preflight`, `launch`, `probe`, `bench` and `read-log`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from eyas_serve.probe.command import ProbeConfig, probe
 from eyas_serve.report import NOT_CHECKED, Report
 from eyas_serve.rounds import ReadRoundsConfig, read_rounds, text
 from eyas_serve.server import Server
+from eyas_serve.watch import WatchConfig, watch
 
 COMMANDS: dict[str, type] = {"preflight": PreflightConfig, "launch": LaunchConfig, "bench": BenchConfig,
-                             "read-log": ReadLogConfig, "probe": ProbeConfig, "read-rounds": ReadRoundsConfig}
+                             "read-log": ReadLogConfig, "probe": ProbeConfig, "read-rounds": ReadRoundsConfig,
+                             "watch": WatchConfig}
 
 
 def launch(config: LaunchConfig) -> int:
@@ -83,6 +85,8 @@ def _run(argv: list[str]) -> int:
     if isinstance(config, ReadRoundsConfig):
         _say(text(read_rounds(config), as_json))
         return 0
+    if isinstance(config, WatchConfig):
+        return watch(config, _say, as_json)
     if isinstance(config, ProbeConfig):
         return report(lambda: probe(config), as_json)
     return bench(config, as_json) if isinstance(config, BenchConfig) else launch(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +23,14 @@ class Generation:
         histogram: histogram[k] = rounds in which k draft tokens were accepted (bonus excluded); empty without a draft.
         seconds: from request to answer.
         finish: `stop` or `length`.
+        first: seconds to the first token; None where the answer came whole.
     """
 
     output_ids: tuple[int, ...]
     histogram: tuple[int, ...]
     seconds: float
     finish: str
+    first: float | None = None
 
 
 class Client:
@@ -84,6 +87,37 @@ class Client:
         histogram = next((meta[name] for name in HISTOGRAMS if name in meta), ())
         return Generation(tuple(plain["output_ids"]), tuple(histogram), seconds,
                           str((meta.get("finish_reason") or {}).get("type", "")))
+
+    def stream(self, input_ids: list[int], max_new_tokens: int) -> Generation:
+        """As `generate`, streamed, to know when the first token came; only the last event is parsed.
+
+        Raises:
+            EngineFailure: the server cannot be reached, refuses, or ends in the middle.
+        """
+        start, first, last, rest = time.perf_counter(), None, b"", b""
+        body = {"input_ids": input_ids, "stream": True,
+                "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens}}
+        try:
+            with self._http.stream("POST", "/generate", json=body) as response:
+                if response.status_code != 200:
+                    raise EngineFailure(self.url, f"HTTP {response.status_code}: {response.read()[:500]!r}",
+                                        f"an answer to a prompt of {len(input_ids)} tokens", "See the server's log.")
+                for data in response.iter_raw():
+                    first = time.perf_counter() - start if first is None else first
+                    *events, rest = (rest + data).split(b"\n\n")
+                    last = next((event for event in reversed(events) if event.startswith(b"data: {")), last)
+        except httpx.HTTPError as error:
+            raise EngineFailure(self.url, f"{type(error).__name__}: {error}", "an SGLang server that answers",
+                                "Check that it runs and is not stuck; see its log.") from error
+        seconds = time.perf_counter() - start
+        plain = json.loads(last.removeprefix(b"data: ") or b"{}")
+        if "output_ids" not in plain or not plain["meta_info"].get("finish_reason"):
+            raise EngineFailure(self.url, f"a stream that ended early: {last[:200]!r}", "a whole answer",
+                                "See the server's log.")
+        meta = plain["meta_info"]
+        histogram = next((meta[name] for name in HISTOGRAMS if name in meta), ())
+        return Generation(tuple(plain["output_ids"]), tuple(histogram), seconds, str(meta["finish_reason"]["type"]),
+                          first)
 
     def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         try:

@@ -96,6 +96,14 @@ class BenchConfig(ServeConfig):
     """Use only the first so many prompts."""
     concurrency: int = 1
     """Requests in flight at a time."""
+    sweep: tuple[int, ...] = ()
+    """Further numbers of requests at a time, e.g. 4 16 64."""
+    data_sets: tuple[Path, ...] = ()
+    """Further files like --prompts; each is reported on its own, too."""
+    stream: bool = True
+    """Stream answers, which times the first token; without it a client in Python costs less."""
+    against: Path | None = None
+    """An earlier report to compare with."""
     warmup: int = 2
     """Prompts sent first and not measured."""
     baseline: bool = True

@@ -22,6 +22,7 @@ class Prompt:
 
     id: str
     input_ids: tuple[int, ...]
+    data_set: str = ""
 
 
 def load_prompts(path: Path, target: Path, limit: int | None = None) -> list[Prompt]:
@@ -44,7 +45,7 @@ def load_prompts(path: Path, target: Path, limit: int | None = None) -> list[Pro
         try:
             row = json.loads(line)
             name = str(row.get("id", number)) if isinstance(row, dict) else str(number)
-            prompts.append(Prompt(name, renderer.encode(_messages(row))))
+            prompts.append(Prompt(name, renderer.encode(_messages(row)), path.stem))
         except (ValueError, jinja2.TemplateError) as error:
             faults.append(f"line {number}: {error}")
     if faults or not prompts:

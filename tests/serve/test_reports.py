@@ -1,0 +1,128 @@
+"""Sweeps, intervals, percentiles, the HTML report, comparison of reports, and watching a server's metrics."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import tiny
+from eyas_contract import EngineFailure, InvalidInput
+from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
+from eyas_serve.levels import compare
+from eyas_serve.numbers import acceptance_interval, percentiles, student_t
+from eyas_serve.watch import Alarm, interval, parse
+
+
+def test_interval_covers_the_truth() -> None:
+    rng, hits = random.Random(7), 0
+    for _ in range(400):
+        rows = []
+        for _ in range(12):
+            p = rng.choice([0.4, 0.6])  # requests differ, as prompts do
+            row = [0, 0, 0]
+            for _ in range(rng.randint(10, 40)):
+                row[0 if rng.random() > p else 1 if rng.random() > p else 2] += 1
+            rows.append(row)
+        low, high = acceptance_interval(rows) or (0.0, 0.0)
+        hits += low <= 1 + (0.4 + 0.6) / 2 + (0.16 + 0.36) / 2 <= high
+    assert 0.91 <= hits / 400 <= 0.98
+    assert acceptance_interval([[1, 2]]) is None
+
+
+def test_student_and_percentiles_by_tables() -> None:
+    for freedom, value in ((1, 12.706), (2, 4.303), (5, 2.571), (30, 2.042)):
+        assert student_t(freedom) == pytest.approx(value, rel=2e-3)
+    assert percentiles([4.0, 1.0, 3.0, 2.0]) == pytest.approx({"mean": 2.5, "p50": 2.5, "p90": 3.7, "p99": 3.97})
+    assert percentiles([]) is None
+
+
+@pytest.fixture
+def config(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path) -> BenchConfig:
+    served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
+    one = tiny.write_jsonl(tmp_path / "gsm.jsonl", tiny.conversations(4))
+    other = tiny.write_jsonl(tmp_path / "chat<b>.jsonl", tiny.conversations(3, seed=5))
+    return BenchConfig(**{**vars(served), "prompts": one, "data_sets": (other,), "out": tmp_path / "bench.json",
+                          "max_new_tokens": 12, "concurrency": 1, "sweep": (4,)})
+
+
+class Links(HTMLParser):
+    """Whatever would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "link", "img", "iframe", "object"):
+            self.found.append(tag)
+        self.found += [f"{name}={value}" for name, value in attrs if name in ("src", "href")]
+
+
+def test_sweep_report_csv_html_and_comparison(config: BenchConfig) -> None:
+    result = run_bench(config)
+    whole = [row for row in result["levels"] if row["data_set"] == "all"]
+    assert [(row["arm"], row["concurrency"]) for row in whole] == [
+        ("draft", 1), ("draft", 4), ("target alone", 1), ("target alone", 4)]
+    assert {row["data_set"] for row in result["levels"]} == {"all", "gsm", "chat<b>"}
+    assert all(row["interval"] == [2.0, 2.0] for row in whole[:2])
+    assert all(0 < row["ttft"]["p50"] <= row["ttft"]["p99"] and row["tpot"]["p50"] >= 0 for row in whole)
+    rows = list(csv.DictReader(config.out.with_suffix(".csv").read_text().splitlines()))
+    assert len(rows) == len(result["levels"])
+    text = config.out.with_suffix(".html").read_text()
+    links = Links()
+    links.feed(text)
+    assert links.found == []
+    assert "url(" not in text
+    plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(plots) == 6
+    for plot in plots:
+        ElementTree.fromstring(plot)
+    assert "chat&lt;b&gt;" in text
+    again = run_bench(BenchConfig(**{**vars(config), "against": config.out, "out": config.out.with_name("b.json")}))
+    assert len(again["against"]["rows"]) == len(result["levels"])
+    with pytest.raises(InvalidInput, match="no such file"):
+        run_bench(BenchConfig(**{**vars(config), "against": config.out.with_name("none.json")}))
+
+
+def test_worse_only_where_the_intervals_do_not_meet() -> None:
+    row = {"arm": "draft", "concurrency": 1, "data_set": "all", "tokens_per_second": 10.0, "acceptance_length": 2.0}
+    old = [row | {"interval": [1.9, 2.1]}]
+    assert compare(old, [row | {"interval": [1.7, 1.8]}])[0]["acceptance"] == "worse"
+    assert compare(old, [row | {"interval": [1.8, 2.0]}])[0]["acceptance"] == "same within the intervals"
+    assert compare(old, [row | {"interval": [2.2, 2.4], "tokens_per_second": 20.0}])[0]["speed_ratio"] == 2.0
+    assert compare([], old) == []
+
+
+def test_metrics_of_two_replicas() -> None:
+    text = "\n".join(f'sglang:{name}{{dp_rank="{rank}"}} {value}' for rank in (0, 1) for name, value in (
+        ("generation_tokens_total", 100 * (rank + 1)), ("spec_verify_calls_total", 50),
+        ("spec_accept_length", 2 + rank)))
+    first, later = parse("sglang:generation_tokens_total 0.0", 1.0), parse(text, 3.0)
+    assert (later.tokens, later.rounds, later.length) == (300, 100, 2.5)
+    assert interval(first, later) == (150, 2.5)
+    with pytest.raises(EngineFailure, match="no metric"):
+        parse("python_info 1", 0.0)
+
+
+def test_alarm_needs_patience_and_traffic() -> None:
+    alarm = Alarm(1.5, 2)
+    looks = ((1.0, True), (1.0, False), (None, True), (1.0, True), (2.0, True), (1.0, True))
+    assert [alarm.look(*look) for look in looks] == [False, False, False, True, False, False]
+
+
+def test_watch_a_server(config: BenchConfig) -> None:
+    with Server(ServeConfig(**{name: getattr(config, name) for name in ServeConfig.__dataclass_fields__})) as server:
+        done = subprocess.run([sys.executable, "-m", "eyas_serve.cli", "watch", server.url, "--every", "0.1", "--looks",
+                               "2", "--json"], capture_output=True, text=True, check=True)
+    looks = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [look["acceptance_length"] for look in looks] == [2.0, 2.0]
