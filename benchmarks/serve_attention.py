@@ -96,7 +96,8 @@ def main() -> None:
     parser.add_argument("--extra", default="")
     options = parser.parse_args()
     prompts = long_prompts(options.prompts, options.target, options.context, options.count)
-    result: dict[str, Any] = {"settings": {key: str(value) for key, value in vars(options).items()},
+    result: dict[str, Any] = {"settings": {key: value.name if isinstance(value, Path) else value
+                                           for key, value in vars(options).items() if key != "out"},
                               "prompt_tokens": [len(ids) for ids in prompts], "rows": []}
     options.reference = None
     for backend in options.backends:

@@ -115,7 +115,9 @@ class Bench:
     def first_turns(self, path: Path, count: int) -> list[tuple[str, list[int]]]:
         """(id, prompt ids) of the first user turns, as the baseline asks them."""
         renderer, rows = Renderer(self.target), []
-        for line in path.read_text(encoding="utf-8").splitlines()[:count]:
+        for line in path.read_text(encoding="utf-8").split("\n")[:count]:
+            if not line:
+                continue
             row = json.loads(line)
             turn = row.get("conversations", row.get("messages"))[0]
             rows.append((row["id"], list(renderer.encode([turn]))))
@@ -141,6 +143,8 @@ def extract(bench: Bench, report: Report) -> None:
     renderer, rows = Renderer(bench.target), list[Row]()
     with lzma.open(bench.args.answers, "rt", encoding="utf-8") as source:
         for line in source:
+            if not line:
+                continue
             row = json.loads(line)
             *before, answer = row["messages"]
             rows.append((row["id"], list(renderer.encode(before)), answer["output_ids"]))
@@ -178,7 +182,7 @@ def run_training(config: TrainConfig) -> dict[str, Any]:
     ready = time.monotonic()
     walk = trainer.run()
     seconds = time.monotonic() - ready
-    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().split("\n") if line]
     steps = [line for line in lines if "loss" in line]
     steady = steps[len(steps) // 10:]  # compiling and recording lie in the first steps
     tail = steps[-max(1, len(steps) // 20):]
