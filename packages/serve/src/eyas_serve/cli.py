@@ -1,4 +1,4 @@
-"""`eyas-serve watch`, `preflight`, `launch`, `probe`, `bench` and `read-log`."""
+"""`eyas-serve preflight`, `launch`, `probe`, `bench`, `tune`, `watch`, `read-log` and `read-rounds`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import tyro
 from eyas_contract.commands import expand_config, run_command
 from eyas_contract.errors import EyasError
 from eyas_serve.bench import run_bench, table
-from eyas_serve.config import BenchConfig, LaunchConfig
+from eyas_serve.config import BenchConfig, LaunchConfig, TuneConfig
 from eyas_serve.events import Listener, as_json, as_lines
 from eyas_serve.preflight import PreflightConfig, ReadLogConfig, preflight, read_log
 from eyas_serve.probe.command import ProbeConfig, probe
 from eyas_serve.report import NOT_CHECKED, Report
 from eyas_serve.rounds import ReadRoundsConfig, read_rounds, text
 from eyas_serve.server import Server
+from eyas_serve.tune import run_tune, tune_table
 from eyas_serve.watch import WatchConfig, watch
 
 COMMANDS: dict[str, type] = {"preflight": PreflightConfig, "launch": LaunchConfig, "bench": BenchConfig,
                              "read-log": ReadLogConfig, "probe": ProbeConfig, "read-rounds": ReadRoundsConfig,
-                             "watch": WatchConfig}
+                             "watch": WatchConfig, "tune": TuneConfig}
 
 
 def launch(config: LaunchConfig) -> int:
@@ -54,6 +55,13 @@ def bench(config: BenchConfig, as_json: bool) -> int:
     return 0
 
 
+def tune(config: TuneConfig, as_json: bool) -> int:
+    """Measure every arm; the table goes to stdout, or with --json the report."""
+    result = run_tune(config, _complain if as_json else _say)
+    print(json.dumps(result) if as_json else f"{tune_table(result)}\n{config.out}\n{config.serve_toml}")
+    return 0
+
+
 def report(make: Callable[[], Report], as_json: bool) -> int:
     """Print a report; exit code 0 pass or warn, 1 fail, 2 where nothing could be checked."""
     try:
@@ -77,7 +85,7 @@ def _run(argv: list[str]) -> int:
     config = tyro.extras.subcommand_cli_from_dict(
         dict(COMMANDS), args=words, prog="eyas-serve",
         description="Launches, guards and measures SGLang with an EAGLE-3 draft. --config FILE.toml gives flags; "
-        "--json makes preflight, probe, read-log and bench print JSON.")
+        "--json makes preflight, probe, read-log, bench and tune print JSON.")
     if isinstance(config, PreflightConfig):
         return report(lambda: preflight(config), as_json)
     if isinstance(config, ReadLogConfig):
@@ -89,6 +97,8 @@ def _run(argv: list[str]) -> int:
         return watch(config, _say, as_json)
     if isinstance(config, ProbeConfig):
         return report(lambda: probe(config), as_json)
+    if isinstance(config, TuneConfig):
+        return tune(config, as_json)
     return bench(config, as_json) if isinstance(config, BenchConfig) else launch(config)
 
 

@@ -127,3 +127,30 @@ class LaunchConfig(ServeConfig):
     """Print a line of JSON for each event instead of text."""
     no_live: bool = False
     """Print lines even on a terminal, no live table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(ServeConfig):
+    """Find the draft tree that pays at each concurrency, `none` among them; writes a report and a serve.toml."""
+
+    prompts: Path
+    """JSONL, a conversation a line, as `messages` or `conversations` (ShareGPT), asked up to its last user turn."""
+    out: Path = Path("tune.json")
+    """The report."""
+    serve_toml: Path = Path("serve.toml")
+    """Settings of the best arm at the smallest concurrency, for `eyas-serve launch --config`."""
+    shapes: tuple[str, ...] = ("1/1/2", "2/1/3", "3/1/4", "5/1/6", "3/2/6", "3/4/8", "3/4/16")
+    """Trees to try, as steps/topk/tokens. The target alone is always tried, first."""
+    concurrencies: tuple[int, ...] = (1, 4, 16, 64)
+    """Requests in flight at a time."""
+    max_new_tokens: int = 128
+    """Tokens to generate for each prompt."""
+    limit: int | None = 128
+    """Use only the first so many prompts."""
+    first: int = 8
+    """Prompts that every arm gets, at least twice as many as are in flight; the rest only if it is not far behind."""
+    drop_below: float = 0.85
+    """An arm slower than this share of the best arm, on its first prompts, is stopped."""
+    port: int = 0
+    radix_cache: bool = False
+    metrics: bool = False

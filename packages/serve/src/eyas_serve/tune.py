@@ -1,0 +1,171 @@
+"""`eyas-serve tune`: which draft tree pays at which concurrency, and whether any does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas_contract import InvalidInput
+from eyas_contract.commands import plain_config
+from eyas_contract.contract import write_text_atomic
+from eyas_contract.engines.sglang import server_flags
+from eyas_serve.bench import Run, measure
+from eyas_serve.client import Client
+from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig
+from eyas_serve.levels import Arm, Row, summarise_level
+from eyas_serve.prompts import Prompt, load_prompts
+from eyas_serve.server import Server
+
+ALONE = "none"
+WORTH = 1.03  # speculation must be this much faster than the target alone before it is advised
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree: draft steps, branches a step, tokens verified; `none` is the target alone."""
+
+    name: str
+    steps: int = 0
+    topk: int = 0
+    num_draft_tokens: int = 0
+
+    def config(self, config: TuneConfig, run_dir: Path | None) -> ServeConfig:
+        """The server of this arm."""
+        common = {field.name: getattr(config, field.name) for field in dataclasses.fields(ServeConfig)}
+        arm = {"draft": None} if self.name == ALONE else {
+            "steps": self.steps, "topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
+        return ServeConfig(**{**common, "run_dir": run_dir, **arm})
+
+
+def parse_shapes(texts: Sequence[str]) -> list[Shape]:
+    """`3/1/4` -> a Shape; the target alone comes first, whether it was named or not.
+
+    Raises:
+        InvalidInput: text of another form, or a tree that SGLang cannot build (every one named).
+    """
+    shapes, faults = [Shape(ALONE)], []
+    for text in dict.fromkeys(texts):
+        if text == ALONE:
+            continue
+        if not re.fullmatch(r"\d+/\d+/\d+", text):
+            faults.append(f"{text!r}: no steps/topk/tokens")
+            continue
+        numbers = tuple(map(int, text.split("/")))
+        try:
+            server_flags("draft", *numbers)
+        except InvalidInput as error:
+            faults.append(f"{text}: {error.found}")
+        else:
+            shapes.append(Shape(text, *numbers))
+    if faults:
+        raise InvalidInput("--shapes", "; ".join(faults), "trees as steps/topk/tokens that SGLang can build",
+                           "A chain has topk 1 and steps + 1 tokens, as in 3/1/4.")
+    return shapes
+
+
+def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measure every arm at every concurrency, write `config.out` after each arm and the serve.toml at the end.
+
+    Raises:
+        InvalidInput, EngineFailure: bad prompts, shapes or draft; a target that does not serve alone.
+    """
+    shapes = parse_shapes(config.shapes)
+    prompts = load_prompts(config.prompts, config.target, config.limit)
+    levels = sorted(set(config.concurrencies))
+    if not levels or levels[0] < 1 or config.draft is None:
+        raise InvalidInput("eyas-serve tune", f"concurrencies {levels}, draft {config.draft}",
+                           "a draft, and one or more concurrencies of 1 or more", "Correct the flags.")
+    rows: list[Row] = []
+    result: dict[str, Any] = {}
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    for shape in shapes:
+        run_dir = config.run_dir / shape.name.replace("/", "-") if config.run_dir else None
+        with Server(shape.config(config, run_dir), report) as server:
+            for level in levels:
+                rows += measure_arm(server.client, prompts, config, shape, level, rows)
+        result = {"rows": rows, "advice": advise(rows, levels), "config": plain_config(config)}
+        write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
+    best = result["advice"][str(levels[0])]["best"]
+    chosen = next(shape for shape in shapes if shape.name == best)
+    write_text_atomic(config.serve_toml, as_toml(chosen.config(config, None)))
+    return result
+
+
+def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int,
+                so_far: Sequence[Row]) -> list[Row]:
+    """One arm at one concurrency: first a few prompts, then all, unless the few were far slower than the best arm's."""
+    few = prompts[:max(config.first, 2 * level)]
+    run = _measure(client, few, config, shape, level)
+    best = max((row["first_tokens_per_second"] for row in so_far if row["concurrency"] == level), default=0.0)
+    stopped = shape.name != ALONE and run.tokens_per_second < config.drop_below * best
+    whole = run if stopped or len(few) == len(prompts) else _measure(client, prompts, config, shape, level)
+    row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy),
+                          few if whole is run else prompts)[0]
+    return [{**row, "first_tokens_per_second": run.tokens_per_second, "stopped_early": stopped}]
+
+
+def _measure(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int) -> Run:
+    settings = BenchConfig(target=config.target, prompts=config.prompts, max_new_tokens=config.max_new_tokens,
+                           concurrency=level, warmup=min(level, len(prompts)), stream=False)
+    return measure(client, prompts, settings, f"{shape.name}, {level} at a time")
+
+
+def advise(rows: Sequence[Row], levels: Sequence[int]) -> dict[str, Any]:
+    """For each concurrency the best arm, its ratio to the target alone, and from where on speculation does not pay.
+
+    Returns:
+        {"1": {"best", "tokens_per_second", "speedup"}, ..., "break_even": concurrency or None}. An arm must be
+        3 % faster than the target alone to be advised; `none` as the best arm means: do not speculate here.
+    """
+    result: dict[str, Any] = {}
+    for level in levels:
+        speeds = {row["arm"]: row["tokens_per_second"] for row in rows
+                  if row["concurrency"] == level and not row["stopped_early"]}
+        alone = speeds[ALONE]
+        best = max(speeds, key=lambda name: speeds[name])
+        best = best if speeds[best] >= WORTH * alone else ALONE
+        result[str(level)] = {"best": best, "tokens_per_second": speeds[best], "speedup": speeds[best] / alone}
+    pays = [level for level in levels if result[str(level)]["best"] != ALONE]
+    result["break_even"] = next((level for level in levels if level > max(pays, default=0)), None)
+    return result
+
+
+def as_toml(config: ServeConfig) -> str:
+    """A file for `eyas-serve launch --config`: what differs from the defaults. JSON's scalars are TOML's too."""
+    lines = []
+    for field in dataclasses.fields(ServeConfig):
+        value = getattr(config, field.name)
+        if value == field.default or field.name in ("port", "run_dir"):
+            continue
+        plain = str(value.resolve()) if isinstance(value, Path) else value
+        if isinstance(plain, (str, int, float)):
+            lines.append(f"{field.name} = {json.dumps(plain)}")
+        elif isinstance(plain, (tuple, list)):
+            lines.append(f"{field.name} = {json.dumps(list(plain))}")
+        elif isinstance(plain, dict) and plain:
+            pairs = ", ".join(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in plain.items())
+            lines.append(f"{field.name} = {{{pairs}}}")
+    return "\n".join(lines) + "\n"
+
+
+def tune_table(result: dict[str, Any]) -> str:
+    """Tokens/s of every arm at every concurrency, and the advice in words."""
+    advice = result["advice"]
+    levels = [key for key in advice if key != "break_even"]
+    arms = list(dict.fromkeys(row["arm"] for row in result["rows"]))
+    cells = {(row["arm"], str(row["concurrency"])): f"{row['tokens_per_second']:.1f}"
+             + ("*" if row["stopped_early"] else "") for row in result["rows"]}
+    text = ["tokens/s (* stopped early)" + "".join(f"{level:>12}" for level in levels)]
+    text += [f"  {arm:<24}" + "".join(f"{cells[arm, level]:>12}" for level in levels) for arm in arms]
+    for level in levels:
+        row = advice[level]
+        text.append(f"{level} at a time: " + (f"{row['best']}, {row['speedup']:.2f} times the target alone"
+                                              if row["best"] != ALONE else "do not speculate here"))
+    if advice["break_even"] is not None:
+        text.append(f"from {advice['break_even']} at a time on speculation does not pay")
+    return "\n".join(text)

@@ -1,0 +1,73 @@
+"""Tuning: what is measured, when an arm is stopped, what is advised, and the serve.toml."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tiny
+from eyas_contract import InvalidInput
+from eyas_contract.commands import load_toml
+from eyas_serve import ServeConfig
+from eyas_serve.config import TuneConfig
+from eyas_serve.tune import Shape, advise, as_toml, parse_shapes, run_tune, tune_table
+
+
+def row(arm: str, concurrency: int, speed: float, stopped: bool = False) -> dict[str, object]:
+    return {"arm": arm, "concurrency": concurrency, "tokens_per_second": speed, "stopped_early": stopped}
+
+
+def test_advice_and_break_even() -> None:
+    rows = [row("none", 1, 100), row("3/1/4", 1, 180), row("3/4/8", 1, 150), row("none", 4, 300), row("3/1/4", 4, 320),
+            row("3/4/8", 4, 500, stopped=True), row("none", 16, 900), row("3/1/4", 16, 910)]
+    advice = advise(rows, [1, 4, 16])
+    assert advice["1"] == {"best": "3/1/4", "tokens_per_second": 180, "speedup": 1.8}
+    assert advice["4"]["best"] == "3/1/4"
+    assert advice["16"]["best"] == "none"  # 1 % is within noise
+    assert advice["break_even"] == 16
+    text = tune_table({"rows": rows, "advice": {key: advice[key] for key in ("1", "4", "break_even")}})
+    assert "500.0*" in text
+    assert "from 16 at a time on" in text
+
+
+def test_never_and_always_paying() -> None:
+    assert advise([row("none", 1, 100), row("3/1/4", 1, 90)], [1])["break_even"] == 1
+    assert advise([row("none", 1, 100), row("3/1/4", 1, 190)], [1])["break_even"] is None
+    rows = [row("none", 1, 100)]
+    assert "do not speculate here" in tune_table({"rows": rows, "advice": advise(rows, [1])})
+
+
+def test_shapes_are_judged_together() -> None:
+    assert parse_shapes(["3/1/4", "none", "3/2/6"]) == [Shape("none"), Shape("3/1/4", 3, 1, 4), Shape("3/2/6", 3, 2, 6)]
+    with pytest.raises(InvalidInput, match=r"4/1/24: draft tokens 24 in a chain of 4 steps.*; 'three': no steps"):
+        parse_shapes(["4/1/24", "three"])
+
+
+def test_toml_is_a_launch_config(tmp_path: Path) -> None:
+    config = ServeConfig(target=tmp_path / 'a "b"', draft=tmp_path, topk=2, num_draft_tokens=6, extra="--x 'y z'")
+    path = tmp_path / "serve.toml"
+    path.write_text(as_toml(config), encoding="utf-8")
+    loaded = load_toml(ServeConfig, path)
+    assert loaded["target"] == str(config.target)
+    assert loaded["extra"] == config.extra
+    assert "port" not in loaded
+    assert loaded["num_draft_tokens"] == 6
+
+
+def test_against_a_scripted_engine(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path) -> None:
+    served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
+    prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(5))
+    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
+                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (2, 1),
+                           "first": 2})
+    result = run_tune(config)
+    assert json.loads(config.out.read_text(encoding="utf-8")) == result
+    assert [(r["arm"], r["concurrency"]) for r in result["rows"]] == [("none", 1), ("none", 2), ("3/1/4", 1),
+                                                                     ("3/1/4", 2)]
+    assert all(r["tokens_per_second"] > 0 and r["first_tokens_per_second"] > 0 for r in result["rows"])
+    best = result["advice"]["1"]["best"]
+    loaded = load_toml(ServeConfig, config.serve_toml)
+    assert ("draft" in loaded) == (best != "none")
