@@ -29,8 +29,8 @@ from eyas_contract import Manifest
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
 
-TRAIN_PROMPTS, HELD_OUT_PROMPTS = 600, 32
-ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 80, 12
+TRAIN_PROMPTS, HELD_OUT_PROMPTS = 500, 24
+ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 64, 8
 TREE = {"steps": 3, "topk": 2, "num-draft-tokens": 6}
 CHAIN = {"steps": 3, "topk": 1, "num-draft-tokens": 4}
 
@@ -68,21 +68,16 @@ def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path)
     """Reference decoder, then real SGLang: fp32 for equality and acceptance, bf16 for speed."""
     asked: list[object] = ["--target", model, "--draft", draft, "--prompts", held_out,
                            "--max-new-tokens", MEASURED_TOKENS]
+    stages.lanes(*([(f"reference_{name}", ["eyas-draft", "eval", *asked, *flags(shape),
+                                           "--out", out / f"reference_{name}.json"])]
+                   for name, shape in (("tree", TREE), ("chain", CHAIN))))
     bench = ["eyas-serve", "bench", *asked, "--device", "cpu", "--engine-python", ENGINE_PYTHON]
     exact = [*bench, "--dtype", "float32", "--concurrency", 8]
-    stages.lanes(
-        [("serve_tree", [*exact, *flags(TREE), "--out", out / "served_tree.json"])],
-        [(f"reference_{name}", ["eyas-draft", "eval", *asked, *flags(shape), "--out", out / f"reference_{name}.json"])
-         for name, shape in (("tree", TREE), ("chain", CHAIN))]
-        + [("serve_chain", [*exact, *flags(CHAIN), "--no-baseline", "--out", out / "served_chain.json"])])
+    tree = out / "served_tree.json"
+    stages.command("serve_tree", *exact, *flags(TREE), "--out", tree)
+    stages.command("serve_chain", *exact, *flags(CHAIN), "--out", out / "served_chain.json", "--baseline-report", tree)
     stages.command("serve_speed", *bench, "--dtype", "bfloat16", "--limit", SPEED_PROMPTS, *flags(TREE),
                    "--out", out / "served_speed.json")
-
-
-def same_outputs(tree: Any, chain: Any) -> bool:
-    """Whether the tree and the chain both said, prompt by prompt, what the target alone said in the tree's report."""
-    return bool(tree["outputs_identical"]) and [row["output_ids"] for row in chain["prompts"]] == \
-        [row["baseline_output_ids"] for row in tree["prompts"]]
 
 
 def summary(out: Path, seconds: dict[str, float], wall_seconds: float) -> dict[str, Any]:
@@ -94,7 +89,7 @@ def summary(out: Path, seconds: dict[str, float], wall_seconds: float) -> dict[s
         "acceptance_length_chain": chain["acceptance_length"],
         "acceptance_length_reference": read(out / "reference_tree.json")["acceptance_length"],
         "acceptance_length_reference_chain": read(out / "reference_chain.json")["acceptance_length"],
-        "outputs_identical": same_outputs(tree, chain),
+        "outputs_identical": tree["outputs_identical"] and chain["outputs_identical"],
         "served_tokens_per_second": speed["tokens_per_second"],
         "baseline_tokens_per_second": speed["baseline_tokens_per_second"],
         "train_tokens": Manifest.load(out / "store").num_trained,

@@ -60,10 +60,11 @@ class Stages:
                 return
             start = time.monotonic()
             with subprocess.Popen(self._announced(name, words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  env=environment, encoding="utf-8", errors="replace", newline="\n") as process:
+                                  env=environment) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
-                    print(f"[{name}] {line.rstrip().rpartition(chr(13))[2]}", flush=True)  # a bar's last state
+                    last = line.rstrip().rpartition(b"\r")[2]  # a bar's last state
+                    print(f"[{name}] {last.decode('utf-8', 'replace')}", flush=True)
             self._finished(name, process.returncode, start)
 
     def _announced(self, name: str, words: list[object] | tuple[object, ...]) -> list[str]:
