@@ -104,12 +104,17 @@ def test_interpreter_without_sglang(scenario: Scenario, tmp_path: Path) -> None:
     assert "cannot be run" in failure(scenario("ok", engine_python=tmp_path / "none"))
 
 
+def heed_sigint() -> None:
+    """In a new child: a shell starts background jobs, such as a test run, with SIGINT ignored; it is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def launch(config: ServeConfig, until: str) -> subprocess.Popen[str]:
     """The real command, running, once it has printed `until`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "eyas_serve.cli", "launch", "--target", str(config.target), "--port", "0", "--run-dir",
          str(config.run_dir), "--engine-python", str(config.engine_python)], stdout=subprocess.PIPE, text=True,
-        start_new_session=True)
+        start_new_session=True, preexec_fn=heed_sigint)
     assert process.stdout is not None
     for line in process.stdout:
         if until in line:
