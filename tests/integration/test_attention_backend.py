@@ -24,7 +24,7 @@ parameters = list(inspect.signature(attention.TritonAttnBackend.forward_extend).
 assert parameters[:6] == ["self", "q", "k", "v", "layer", "forward_batch"], parameters
 names = inspect.getsource(attention.TritonAttnBackend)
 for name in ("num_draft_tokens", "req_to_token", "token_to_kv_pool", "use_mla", "_set_kv_buffer", "max_context_len",
-             "is_draft_runner", "_translate_kv_loc", "sliding_window_size", "dcp_size", "page_size"):
+             "is_draft_runner", "sliding_window_size", "dcp_size", "page_size"):
     assert f"self.{name}" in names or f"def {name}" in names, name
 print("fits")
 """

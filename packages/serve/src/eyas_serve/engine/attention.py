@@ -116,7 +116,7 @@ def require_servable(backend: Any, model_runner: Any) -> None:
         (backend.sliding_window_size, "sliding windows"),
         (backend.dcp_size > 1, "decode context parallelism"),
         (backend.page_size > 1, f"page size {backend.page_size}"),
-        (backend._translate_kv_loc is not None, "a remapped KV pool"),
+        (getattr(backend, "_translate_kv_loc", None) is not None, "a remapped KV pool"),  # 0.5.16 has such pools
         (getattr(config, "attn_logit_softcapping", None), "soft-capped scores"),
         (backend.token_to_kv_pool.dtype != model_runner.dtype, f"a {backend.token_to_kv_pool.dtype} cache beside "
                                                                 f"{model_runner.dtype}"),
