@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from processes import capture_settings, title
 
 import tiny
 from eyas_contract import Manifest
@@ -133,7 +133,7 @@ def test_killed_engine_is_started_again(tiny_target: Path, data: Path, tmp_path:
     def kill() -> None:
         while not (out / "shard-000000.safetensors").is_file():
             time.sleep(0.01)
-        ranks = [p for p in psutil.Process().children(recursive=True) if "sglang::scheduler" in _title(p)]
+        ranks = [p for p in psutil.Process().children(recursive=True) if "sglang::scheduler" in title(p)]
         ranks[0].send_signal(signal.SIGKILL)
         killed.append(ranks[0].pid)
 
@@ -143,19 +143,4 @@ def test_killed_engine_is_started_again(tiny_target: Path, data: Path, tmp_path:
                   device="cpu", engine_python=engine_python, engine_args="--chunked-prefill-size 64"))
     assert killed
     require_right(out, right, 1e-5)
-    assert not [p for p in psutil.process_iter() if str(tmp_path) in _environment(p)]
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def _environment(process: psutil.Process) -> str:
-    try:
-        alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-        return process.environ().get("EYAS_CAPTURE", "") if alive else ""
-    except psutil.Error:
-        return ""
+    assert not [p for p in psutil.process_iter() if str(tmp_path) in capture_settings(p)]

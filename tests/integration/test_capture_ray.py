@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import capture_settings, title
 
 import tiny
 from eyas_contract import Manifest
@@ -38,7 +38,7 @@ def test_killed_ray_worker_is_started_again(tiny_target: Path, tmp_path: Path, e
     while not (out / "shard-000001.safetensors").is_file():
         assert command.poll() is None, command.communicate()[0]
         time.sleep(0.01)
-    [worker] = [p for p in psutil.Process(command.pid).children(recursive=True) if "ray::EngineWorker" in _title(p)]
+    [worker] = [p for p in psutil.Process(command.pid).children(recursive=True) if "ray::EngineWorker" in title(p)]
     worker.send_signal(signal.SIGKILL)
     held = len(Manifest.load(out).shards)
     text = command.communicate(timeout=400)[0]
@@ -48,19 +48,4 @@ def test_killed_ray_worker_is_started_again(tiny_target: Path, tmp_path: Path, e
     assert [s.id for shard in manifest.shards for s in shard.samples] == [row["id"] for row in rows]
     assert not check(out).damage
     assert "1 servers lost on the way" in text
-    assert not [p for p in psutil.process_iter() if str(tmp_path) in _environment(p)]
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def _environment(process: psutil.Process) -> str:
-    try:
-        alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-        return process.environ().get("EYAS_CAPTURE", "") if alive else ""
-    except psutil.Error:
-        return ""
+    assert not [p for p in psutil.process_iter() if str(tmp_path) in capture_settings(p)]
