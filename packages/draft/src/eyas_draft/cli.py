@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -30,18 +30,6 @@ from eyas_draft.golden_config import GoldenConfig
 COMMANDS: dict[str, type] = {"train": TrainConfig, "export": ExportConfig, "verify": VerifyConfig,
                              "eval": EvalConfig, "vocab": VocabConfig, "convert": ConvertConfig, "golden": GoldenConfig,
                              "plan": PlanConfig, "plot": PlotConfig, "advise": AdviseConfig}
-AnyConfig = (
-    Annotated[TrainConfig, tyro.conf.subcommand("train")]
-    | Annotated[ExportConfig, tyro.conf.subcommand("export")]
-    | Annotated[VerifyConfig, tyro.conf.subcommand("verify")]
-    | Annotated[EvalConfig, tyro.conf.subcommand("eval")]
-    | Annotated[VocabConfig, tyro.conf.subcommand("vocab")]
-    | Annotated[ConvertConfig, tyro.conf.subcommand("convert")]
-    | Annotated[GoldenConfig, tyro.conf.subcommand("golden")]
-    | Annotated[PlanConfig, tyro.conf.subcommand("plan")]
-    | Annotated[PlotConfig, tyro.conf.subcommand("plot")]
-    | Annotated[AdviseConfig, tyro.conf.subcommand("advise")]
-)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(words: list[str], as_json: bool) -> int:
-    config: Any = tyro.cli(AnyConfig, prog="eyas-draft", description=DESCRIPTION, args=expand_config(words, COMMANDS))
+    config: Any = tyro.extras.subcommand_cli_from_dict(
+        dict(COMMANDS), prog="eyas-draft", description=DESCRIPTION, args=expand_config(words, COMMANDS))
     handlers: dict[type, Callable[[Any, bool], int]] = {
         TrainConfig: _train, ExportConfig: _export, VerifyConfig: _verify, EvalConfig: _eval, VocabConfig: _vocab,
         ConvertConfig: _convert, GoldenConfig: _golden, PlanConfig: _plan, PlotConfig: _plot, AdviseConfig: _advise}

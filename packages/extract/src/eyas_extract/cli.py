@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -36,17 +36,6 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, type] = {"regenerate": RegenerateConfig, "run": RunConfig, "plan": PlanConfig, "show": ShowConfig,
                              "check": CheckConfig, "repair": RepairConfig, "stats": StatsConfig, "merge": MergeConfig,
                              "split": SplitConfig, "engine": EngineConfig, "check-files": CheckFilesConfig}
-Command = (Annotated[RegenerateConfig, tyro.conf.subcommand("regenerate")]
-           | Annotated[RunConfig, tyro.conf.subcommand("run")]
-           | Annotated[PlanConfig, tyro.conf.subcommand("plan")]
-           | Annotated[ShowConfig, tyro.conf.subcommand("show")]
-           | Annotated[CheckConfig, tyro.conf.subcommand("check")]
-           | Annotated[RepairConfig, tyro.conf.subcommand("repair")]
-           | Annotated[StatsConfig, tyro.conf.subcommand("stats")]
-           | Annotated[MergeConfig, tyro.conf.subcommand("merge")]
-           | Annotated[SplitConfig, tyro.conf.subcommand("split")]
-           | Annotated[EngineConfig, tyro.conf.subcommand("engine")]
-           | Annotated[CheckFilesConfig, tyro.conf.subcommand("check-files")])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -54,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
 
     def body() -> int:
-        config = tyro.cli(Command, args=expand_config(words, COMMANDS), prog="eyas-extract",
-                          description="Hidden states of a target, extracted once, checked and kept. "
-                          "Every command takes --config FILE.toml; flags win over it.")
+        config = tyro.extras.subcommand_cli_from_dict(
+            dict(COMMANDS), args=expand_config(words, COMMANDS), prog="eyas-extract",
+            description="Hidden states of a target, extracted once, checked and kept. "
+            "Every command takes --config FILE.toml; flags win over it.")
         return _dispatch(config)
 
     raise SystemExit(run_command(body))
