@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,11 @@ class Bench:
     def first_turns(self, path: Path, count: int) -> list[tuple[str, list[int]]]:
         """(id, prompt ids) of the first user turns, as the baseline asks them."""
         renderer, rows = Renderer(self.target), []
-        for line in path.read_text(encoding="utf-8").split("\n")[:count]:
-            if not line:
-                continue
-            row = json.loads(line)
-            turn = row.get("conversations", row.get("messages"))[0]
-            rows.append((row["id"], list(renderer.encode([turn]))))
+        with path.open(encoding="utf-8") as lines:  # str.splitlines would also cut at the separators inside a text
+            for line in islice(lines, count):
+                row = json.loads(line)
+                turn = row.get("conversations", row.get("messages"))[0]
+                rows.append((row["id"], list(renderer.encode([turn]))))
         return rows
 
     def engine(self, port: int, name: str, *flags: str) -> Engine:
@@ -182,7 +182,7 @@ def run_training(config: TrainConfig) -> dict[str, Any]:
     ready = time.monotonic()
     walk = trainer.run()
     seconds = time.monotonic() - ready
-    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().split("\n") if line]
+    lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     steady = steps[len(steps) // 10:]  # compiling and recording lie in the first steps
     tail = steps[-max(1, len(steps) // 20):]

@@ -1,9 +1,9 @@
 """`--attention-backend eyas`: SGLang verifies draft trees with eyas-native's CUDA kernels (GQA, and MLA absorbed).
 
 Prompts, plain decoding and the draft's own steps stay with SGLang's Triton backend, which this one extends: give
-`--speculative-draft-attention-backend triton` beside it. The tree is built by eyas-native too, because its links and
-its mask in 32-bit words come out of one launch; the words are what the attention reads, so no mask over the whole
-context is looked at. Read in SGLang 0.5.16: `srt/layers/attention/triton_backend.py`, `srt/speculative/eagle_utils.py`.
+`--speculative-draft-attention-backend triton` beside it. The tree is built by eyas-native too, once as SGLang wants it
+and once for the mask in 32-bit words; the words are what the attention reads, so no mask over the whole context is
+looked at. Read in SGLang 0.5.16: `srt/layers/attention/triton_backend.py`, `srt/speculative/eagle_utils.py`.
 """
 
 from __future__ import annotations
