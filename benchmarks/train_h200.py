@@ -184,7 +184,7 @@ def run_training(config: TrainConfig) -> dict[str, Any]:
     seconds = time.monotonic() - ready
     lines = [json.loads(line) for line in (config.out / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
-    steady = steps[len(steps) // 10:]  # compiling and recording lie in the first steps
+    steady = steps[len(steps) // 2:]  # compiling and recording lie in the first steps; a short run is half of them
     tail = steps[-max(1, len(steps) // 20):]
     tokens = sum(s["tokens"] for s in steps)
     return {"tokens": tokens, "tokens_per_second": round(sum(s["tokens"] for s in steady) / sum(
