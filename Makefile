@@ -19,7 +19,7 @@ demo: setup  ## SmolLM2-135M gets a draft: extract, train, export, serve with re
 	$(BIN)/python examples/demo.py
 
 test: setup check  ## lint, types and all tests, a real SGLang server on the CPU included
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadscope --no-loadscope-reorder
 
 check: $(VENV)/.python  ## lint and types only
 	$(BIN)/ruff check .

@@ -22,7 +22,7 @@ from typing import Any
 import report
 from prompts import write_prompts
 from smollm2 import write_model
-from stages import BIN, Stages
+from stages import BIN, Command, Stages
 
 from eyas_contract import Manifest
 
@@ -58,24 +58,25 @@ def run(out: Path) -> dict[str, Any]:
                    "--target", model, "--store", store, "--out", training)
     shutil.rmtree(draft, ignore_errors=True)
     stages.command("export", "eyas-draft", "export", "--run", training, "--out", draft)
-    stages.command("verify", "eyas-draft", "verify", "--run", training, "--draft", draft, "--target", model,
-                   "--store", store)
-    measure(stages, out, model, draft, held_out)
+    verify = ["eyas-draft", "verify", "--run", training, "--draft", draft, "--target", model, "--store", store]
+    measure(stages, out, model, draft, held_out, ("verify", verify))
     return summary(out, stages.seconds, round(time.monotonic() - start, 1))
 
 
-def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path) -> None:
-    """Reference decoder, then real SGLang: fp32 for equality and acceptance, bf16 for speed."""
+def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path, first: Command) -> None:
+    """`first` and the reference decoder, then real SGLang: fp32 for equality and acceptance, bf16 for speed."""
     asked: list[object] = ["--target", model, "--draft", draft, "--prompts", held_out,
                            "--max-new-tokens", MEASURED_TOKENS]
-    stages.lanes(*([(f"reference_{name}", ["eyas-draft", "eval", *asked, *flags(shape),
-                                           "--out", out / f"reference_{name}.json"])]
-                   for name, shape in (("tree", TREE), ("chain", CHAIN))))
+    tree, chain = ((f"reference_{name}", ["eyas-draft", "eval", *asked, *flags(shape),
+                                          "--out", out / f"reference_{name}.json"])
+                   for name, shape in (("tree", TREE), ("chain", CHAIN)))
+    stages.lanes([tree], [first, chain])
     bench = ["eyas-serve", "bench", *asked, "--device", "cpu", "--engine-python", ENGINE_PYTHON]
     exact = [*bench, "--dtype", "float32", "--concurrency", 8]
-    tree = out / "served_tree.json"
-    stages.command("serve_tree", *exact, *flags(TREE), "--out", tree)
-    stages.command("serve_chain", *exact, *flags(CHAIN), "--out", out / "served_chain.json", "--baseline-report", tree)
+    baseline = out / "served_tree.json"
+    stages.command("serve_tree", *exact, *flags(TREE), "--out", baseline)
+    stages.command("serve_chain", *exact, *flags(CHAIN), "--out", out / "served_chain.json",
+                   "--baseline-report", baseline)
     stages.command("serve_speed", *bench, "--dtype", "bfloat16", "--limit", SPEED_PROMPTS, *flags(TREE),
                    "--out", out / "served_speed.json")
 

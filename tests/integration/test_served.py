@@ -48,9 +48,10 @@ def plain(config: ServeConfig, prompts: Path) -> Any:
     return run(dataclasses.replace(config, draft=None), prompts)[1]
 
 
-@pytest.mark.parametrize("shape", [TREE, CHAIN | {"tp": 2}], ids=["tree", "chain-tp2"])
+@pytest.mark.parametrize("shape", [TREE, CHAIN | {"tp": 2, "environment": {"EYAS_CPU_SPAWN": "1"}}],
+                         ids=["tree", "chain-tp2-spawned"])
 def test_same_outputs_and_real_acceptance(config: ServeConfig, prompts: Path, plain: Any,
-                                          shape: dict[str, int]) -> None:
+                                          shape: dict[str, Any]) -> None:
     bench, drafted = run(dataclasses.replace(config, **shape), prompts)
     report = summarise(bench, load_prompts(prompts, config.target), "0.5.20", drafted, plain)
     assert report["outputs_identical"], report["differing"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing.context
 import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",  # else rotary embeddings look for vllm
     "TORCHDYNAMO_DISABLE": "1",  # else 15 s of inductor at start
 }
+SPAWN = "EYAS_CPU_SPAWN"  # 1: start SGLang's processes as on a GPU
 
 
 def prepare_cpu() -> None:
@@ -21,6 +24,8 @@ def prepare_cpu() -> None:
     if torchvision_is_cuda_build():
         declare_torchvision_ops()
     spare_cuda_waits()
+    if os.environ.get(SPAWN, "0") in ("", "0"):
+        fork_ranks()
     from eyas_serve.engine import sgl_kernel_cpu
 
     sys.modules.setdefault("sgl_kernel", sgl_kernel_cpu.as_module())
@@ -56,3 +61,21 @@ def spare_cuda_waits() -> None:
 
     if torch.version.cuda is None:
         torch.cuda.synchronize = lambda device=None: None
+
+
+def fork_ranks() -> None:
+    """Fork SGLang's processes where it asks to spawn them.
+
+    A spawned one imports torch and SGLang anew, 10 s of a core. SGLang spawns for CUDA's sake. A forked rank runs the
+    plug-ins again, as a spawned one does.
+    """
+    contexts = multiprocessing.context._concrete_contexts  # type: ignore[attr-defined]
+    contexts["spawn"] = contexts["fork"]
+    os.register_at_fork(after_in_child=forget_plugins)
+
+
+def forget_plugins() -> None:
+    """Let SGLang load its plug-ins in this process too."""
+    plugins: Any = sys.modules.get("sglang.srt.plugins")
+    if plugins is not None:
+        plugins._plugins_loaded = False

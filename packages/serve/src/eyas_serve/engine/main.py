@@ -3,8 +3,9 @@
     python -m eyas_serve.engine.main <arguments of sglang.launch_server>
 
 SGLang spawns its schedulers, and a spawned child imports the main module again (as `__mp_main__`): what a process needs
-before it imports SGLang is therefore done at import, in every process alike. On a GPU nothing is changed, but for
-`--attention-backend eyas`, which SGLang's own parser would not know.
+before it imports SGLang is therefore done at import, in every process alike. (On a CPU they are forked instead, unless
+EYAS_CPU_SPAWN is 1.) On a GPU nothing is changed, but for `--attention-backend eyas`, which SGLang's own parser would
+not know.
 """
 
 from __future__ import annotations
