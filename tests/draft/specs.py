@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from eyas_contract import DraftSpec, Rope
+from eyas_contract import DraftSpec, MlaSizes, Rope
 from eyas_draft.batches import Batch
 from eyas_draft.model import DraftModel
 from eyas_draft.store import Sample
@@ -15,10 +15,13 @@ SPEC = DraftSpec(kind="llama", num_layers=1, hidden_size=32, intermediate_size=4
                  head_dim=8, target_hidden_size=32, num_aux=3, draft_vocab_size=20, target_vocab_size=50,
                  max_position_embeddings=256, rope=Rope("default", 10000.0), rms_norm_eps=1e-5, hidden_act="silu",
                  fc_norm=False, norm_output=False, own_embedding=False, dtype="float32")
+YARN = Rope("yarn", 5e4, (("beta_fast", 32.0), ("beta_slow", 1.0), ("factor", 4.0), ("mscale", 1.0),
+                          ("mscale_all_dim", 1.0), ("original_max_position_embeddings", 64)))
+MLA = replace(SPEC, kind="mla", mla=MlaSizes(20, 12, 6, 4, 5), num_kv_heads=4, head_dim=10, rope=YARN)
 VARIANTS = {"plain": SPEC, "eagle-3.1": replace(SPEC, fc_norm=True, norm_output=True), "two layers":
             replace(SPEC, num_layers=2), "llama3 rope": replace(SPEC, rope=Rope("llama3", 5e4, (
                 ("factor", 8.0), ("high_freq_factor", 4.0), ("low_freq_factor", 1.0),
-                ("original_max_position_embeddings", 64))))}
+                ("original_max_position_embeddings", 64)))), "mla": MLA}
 
 
 def random_model(spec: DraftSpec, seed: int = 0, dtype: torch.dtype = torch.float64) -> DraftModel:

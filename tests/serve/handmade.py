@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas_contract import CaptureSpec, Contract, DraftSpec, TargetSpec, VocabMap, llama_tensors, store_tensors
+from eyas_contract import CaptureSpec, Contract, DraftSpec, TargetSpec, VocabMap, draft_tensors, store_tensors
 from eyas_contract.engines import sglang
 from eyas_contract.target import read_config
 
@@ -39,7 +39,7 @@ def make_weights(target: Path, contract: Contract) -> dict[str, torch.Tensor]:
     source = {name: tensor.float() for name, tensor in load_file(target / "model.safetensors").items()}
     last = f"model.layers.{contract.target.num_layers - 1}."
     hidden, weights = contract.draft.hidden_size, {}
-    for name, shape in llama_tensors(contract.draft).items():
+    for name, shape in draft_tensors(contract.draft).items():
         if name == "fc.weight":
             value = torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], 1)
         elif name == "lm_head.weight":

@@ -2,7 +2,7 @@
 
 from eyas_contract.capture import CaptureSpec, TensorSpec, default_aux_layer_ids, store_tensors
 from eyas_contract.contract import Contract, compare, require_equal
-from eyas_contract.draft import DraftSpec, llama_tensors
+from eyas_contract.draft import DraftSpec, MlaSizes, draft_tensors
 from eyas_contract.errors import (
     ContractMismatch,
     CorruptFile,
@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaptureSpec", "Contract", "ContractMismatch", "CorruptFile", "DraftSpec", "EngineFailure", "EyasError",
-    "InvalidInput", "Manifest", "Mismatch", "Rope", "SampleRecord", "ShardRecord", "TargetSpec", "TensorRecord",
-    "TensorSpec", "VocabMap", "compare", "default_aux_layer_ids", "llama_tensors", "require_equal", "store_tensors",
+    "InvalidInput", "Manifest", "Mismatch", "MlaSizes", "Rope", "SampleRecord", "ShardRecord", "TargetSpec",
+    "TensorRecord", "TensorSpec", "VocabMap", "compare", "default_aux_layer_ids", "draft_tensors", "require_equal",
+    "store_tensors",
 ]

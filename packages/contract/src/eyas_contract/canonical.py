@@ -17,12 +17,15 @@ from eyas_contract.errors import InvalidInput
 
 T = TypeVar("T")
 _SCALARS = (str, int, float, bool)
+LATER: dict[str, bool] = {"later": True}
+"""Metadata of a field that joined a frozen schema: left out at its default, so that older values keep their digest."""
 
 
 def to_plain(value: Any) -> Any:
     """Dataclasses to dicts and tuples to lists, recursively."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)
+                if not (f.metadata.get("later") and getattr(value, f.name) == f.default)}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     if isinstance(value, dict):

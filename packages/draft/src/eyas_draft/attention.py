@@ -9,7 +9,8 @@ The gradient of the merged softmax needs no kernel of its own: a flash backward 
 merged log-sum-exp computes exactly the prefix part, because both enter it only through exp(score - lse) and the row
 sum of grad * out.
 
-Shape suffixes: T tokens, Q query heads, G key/value heads, D head width; B documents, L longest document.
+Shape suffixes: T tokens, Q query heads, G key/value heads, D width of queries and keys, Z of values; B documents,
+L longest document.
 
 Source: EAGLE-3 (arXiv 2503.01840) section 3.2 for what is seen; `EagleDraftWorker.draft_forward` in SGLang's
 `srt/speculative/eagle_worker_v2.py` for what serving computes: prefix of committed tokens, then own draft steps.
@@ -43,10 +44,10 @@ class TttAttention:
         self.layout = layout if isinstance(layout, Layout) else Layout(layout, device)
         self._blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_layers)]
 
-    def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgd: Tensor) -> Tensor:
-        """Attend, and keep k and v for the later steps; [T, Q, D] -> [T, Q, D]."""
+    def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgz: Tensor) -> Tensor:
+        """Attend, and keep k and v for the later steps; [T, Q, D] -> [T, Q, Z]."""
         blocks = self._blocks[layer]
-        blocks.append((k_tgd, v_tgd))
+        blocks.append((k_tgd, v_tgz))
         diagonals = [tensor for block in blocks[1:] for tensor in block]
         out: Tensor = _PrefixAndDiagonals.apply(  # type: ignore[no-untyped-call]
             q_tqd, *blocks[0], self.layout, *diagonals)
@@ -164,19 +165,25 @@ def _gather(grad_tqd: Tensor, like_tgd: Tensor) -> Tensor:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Causal attention within each document: out [T, Q, D] and log-sum-exp [T, Q] (float32 or wider)."""
+    """Causal attention within each document: out [T, Q, Z] and log-sum-exp [T, Q] (float32 or wider)."""
     if q.device.type == "cpu":
-        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*map(layout.pad, (q, k, v)), 0.0, True)
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*map(layout.pad, (q, k, _widen(v, q))), 0.0, True)
         lse = lse if lse.shape[1] == q.shape[1] else lse.transpose(1, 2)
-        return layout.unpad(out), layout.unpad(lse[..., None]).squeeze(-1)
+        return layout.unpad(out)[..., :v.shape[-1]], layout.unpad(lse[..., None]).squeeze(-1)
     if use_dense(q, layout):
         scores = _padded_scores(q, k, layout)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp_().to(q.dtype)
         return layout.unpad(weights @ layout.pad(v)), layout.unpad(lse[..., None]).squeeze(-1)
-    out, lse, *_ = aten._flash_attention_forward(q, k, v, layout.bounds, layout.bounds, layout.longest,
+    out, lse, *_ = aten._flash_attention_forward(q, k, _widen(v, q), layout.bounds, layout.bounds, layout.longest,
                                                  layout.longest, 0.0, True, False)
-    return out, lse.T
+    return out[..., :v.shape[-1]], lse.T
+
+
+def _widen(x_tnz: Tensor, like_tqd: Tensor) -> Tensor:
+    """[T, N, Z] -> [T, N, D] by zeros: flash kernels take one width for all, and zeros change no other value."""
+    more = like_tqd.shape[-1] - x_tnz.shape[-1]
+    return torch.nn.functional.pad(x_tnz, (0, more)) if more else x_tnz
 
 
 def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
@@ -184,16 +191,18 @@ def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, 
     """Gradients of q, k, v through the prefix part of a softmax whose whole output and log-sum-exp are given."""
     if use_dense(q, layout):
         return _dense_backward(grad, q, k, v, out, lse, layout)
+    width = v.shape[-1]
+    grad, v, out = (_widen(x, q) for x in (grad, v, out))
     if q.device.type == "cpu":
         padded = layout.pad(lse[..., None]).squeeze(-1)
         grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             layout.pad(grad), *map(layout.pad, (q, k, v, out)), padded.contiguous(), 0.0, True)
-        return layout.unpad(grads[0]), layout.unpad(grads[1]), layout.unpad(grads[2])
+        return layout.unpad(grads[0]), layout.unpad(grads[1]), layout.unpad(grads[2])[..., :width]
     unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # state of the dropout that is not used
     dq, dk, dv = aten._flash_attention_backward(
         grad, q, k, v, out, lse.T.contiguous(), layout.bounds, layout.bounds, layout.longest, layout.longest, 0.0,
         True, unused, unused)
-    return dq, dk, dv
+    return dq, dk, dv[..., :width]
 
 
 def _dense_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,

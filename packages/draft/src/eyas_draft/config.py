@@ -16,6 +16,8 @@ class TrainConfig:
         target: Hugging Face folder of the target, the one the store was extracted from.
         out: run folder; an interrupted run in it is continued.
         vocab_size: rows of the draft's head, the most frequent trained tokens; 0 for the target's vocabulary.
+        kind: llama (served as LlamaForCausalLMEagle3), or mla with the target's latent sizes
+            (Eagle3DeepseekV2ForCausalLM); auto is mla where the target's config has them all (DeepSeek-V3, Kimi-K2).
         num_layers: decoder layers of the draft.
         intermediate_size: width of the feed-forward; 0 for the target's.
         fc_norm: normalise each aux state before fc (EAGLE-3.1).
@@ -63,6 +65,7 @@ class TrainConfig:
     target: Path
     out: Path
     vocab_size: int = 6144
+    kind: Literal["auto", "llama", "mla"] = "auto"
     num_layers: int = 1
     intermediate_size: int = 0
     fc_norm: bool = False
@@ -141,7 +144,7 @@ class PlanConfig:
         mfu: share of the peak that is reached.
         flops_per_second: a measured rate instead.
         resident: the store lies on the device.
-        vocab_size, num_layers, intermediate_size, fc_norm, norm_output, ttt_steps, epochs, tokens_per_batch,
+        vocab_size, kind, num_layers, intermediate_size, fc_norm, norm_output, ttt_steps, epochs, tokens_per_batch,
             accumulate: as in train.
     """
 
@@ -156,6 +159,7 @@ class PlanConfig:
     flops_per_second: float = 0.0
     resident: bool = False
     vocab_size: int = 32000
+    kind: Literal["auto", "llama", "mla"] = "auto"
     num_layers: int = 1
     intermediate_size: int = 0
     fc_norm: bool = False

@@ -119,7 +119,8 @@ class Decoder:
         spec = self.draft.spec
         room = longest + self.max_new + 2 * self.shape.num_nodes + self.shape.steps * (self.shape.topk + 1)
         pool = KvPool(self.ops, num_layers=spec.num_layers, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim,
-                      requests=requests, length=room, dtype=self.target.dtype, device=self.target.device)
+                      value_dim=spec.value_dim, requests=requests, length=room, dtype=self.target.dtype,
+                      device=self.target.device)
         return Drafter(self.draft, self.draft_ids_v, pool, self.shape)
 
     def _verify(self, pool: KvPool, requests: Tensor, seq_lens: Tensor, bonus: Tensor,

@@ -3,7 +3,8 @@
 The statement for a GPU: the later steps' keys and values lie stacked, and every function is one chain of elementwise
 operations and short sums that compiles into few passes. `attention.py` has the one for a CPU, key by key.
 
-Shape suffixes: S diagonals, T tokens, Q query heads, G key/value heads, R = Q / G, D head width.
+Shape suffixes: S diagonals, T tokens, Q query heads, G key/value heads, R = Q / G, D width of queries and keys, Z of
+values; helpers that take either say D.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from eyas_draft.regions import region
 
 
 @region
-def merge(q_tqd: Tensor, out_tqd: Tensor, lse_tq: Tensor, k_stgd: Tensor, v_stgd: Tensor) -> tuple[
+def merge(q_tqd: Tensor, out_tqz: Tensor, lse_tq: Tensor, k_stgd: Tensor, v_stgz: Tensor) -> tuple[
         Tensor, Tensor, Tensor]:
     """Softmax over the prefix, whose output and log-sum-exp are given, and each row's own keys.
 
     Returns:
-        out [T, Q, D] in q's dtype, log-sum-exp [T, Q] and the diagonals' weights [S, T, Q] in lse's dtype.
+        out [T, Q, Z] in q's dtype, log-sum-exp [T, Q] and the diagonals' weights [S, T, Q] in lse's dtype.
     """
     wide = lse_tq.dtype
     scores = _dots(q_tqd, k_stgd, wide) * q_tqd.shape[-1] ** -0.5
@@ -28,25 +29,25 @@ def merge(q_tqd: Tensor, out_tqd: Tensor, lse_tq: Tensor, k_stgd: Tensor, v_stgd
     prefix, own = (lse_tq - largest).exp(), (scores - largest).exp()
     mass = prefix + own.sum(0)
     weights = own / mass
-    out = out_tqd.to(wide) * (prefix / mass)[..., None] + _mix(weights, v_stgd)
+    out = out_tqz.to(wide) * (prefix / mass)[..., None] + _mix(weights, v_stgz)
     return out.to(q_tqd.dtype), largest + mass.log(), weights
 
 
 @region
-def merge_backward(grad_tqd: Tensor, q_tqd: Tensor, out_tqd: Tensor, dq_tqd: Tensor, weights_stq: Tensor,
-                   k_stgd: Tensor, v_stgd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def merge_backward(grad_tqz: Tensor, q_tqd: Tensor, out_tqz: Tensor, dq_tqd: Tensor, weights_stq: Tensor,
+                   k_stgd: Tensor, v_stgz: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients through the diagonals, given the merged output and the prefix's part of dq.
 
     Returns:
-        dq [T, Q, D] whole, dk and dv [S, T, G, D].
+        dq [T, Q, D] whole, dk [S, T, G, D] and dv [S, T, G, Z].
     """
     wide, scale, heads = weights_stq.dtype, q_tqd.shape[-1] ** -0.5, k_stgd.shape[2]
-    row = (grad_tqd.to(wide) * out_tqd.to(wide)).sum(-1)
-    d_score = (_dots(grad_tqd, v_stgd, wide) - row) * weights_stq * scale
+    row = (grad_tqz.to(wide) * out_tqz.to(wide)).sum(-1)
+    d_score = (_dots(grad_tqz, v_stgz, wide) - row) * weights_stq * scale
     dq = dq_tqd.to(wide) + _mix(d_score, k_stgd)
     dk = (_split(d_score, heads)[..., None] * _split_heads(q_tqd, heads).to(wide)).sum(3)
-    dv = (_split(weights_stq, heads)[..., None] * _split_heads(grad_tqd, heads).to(wide)).sum(3)
-    return dq.to(q_tqd.dtype), dk.to(k_stgd.dtype), dv.to(v_stgd.dtype)
+    dv = (_split(weights_stq, heads)[..., None] * _split_heads(grad_tqz, heads).to(wide)).sum(3)
+    return dq.to(q_tqd.dtype), dk.to(k_stgd.dtype), dv.to(v_stgz.dtype)
 
 
 def _dots(x_tqd: Tensor, y_stgd: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas_contract import DraftSpec, llama_tensors
+from eyas_contract import DraftSpec, draft_tensors
 
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "RTX PRO 6000": 503.8e12}
 """Dense bf16 operations a second by the vendors' datasheets, by a word of the device's name."""
@@ -12,7 +12,7 @@ PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "RTX PR
 
 def layer_weights(spec: DraftSpec) -> int:
     """Weights that a row meets at every TTT step (head apart)."""
-    return sum(shape[0] * shape[1] for name, shape in llama_tensors(spec).items()
+    return sum(shape[0] * shape[1] for name, shape in draft_tensors(spec).items()
                if name.startswith("layers.") and len(shape) == 2)
 
 
@@ -29,8 +29,8 @@ def step_flops(spec: DraftSpec, lengths: Sequence[int], scored: int, ttt_steps: 
     forward = 2.0 * ttt_steps * tokens * layer_weights(spec)
     forward += 2.0 * tokens * spec.num_aux * spec.target_hidden_size * spec.hidden_size
     forward += 2.0 * sum(rows) * spec.hidden_size * spec.draft_vocab_size
-    width = spec.num_heads * spec.head_dim * spec.num_layers
-    forward += 4.0 * width * (ttt_steps * sum(n * (n + 1) / 2 for n in lengths)  # the causal prefix
+    width = spec.num_heads * (spec.head_dim + spec.value_dim) * spec.num_layers
+    forward += 2.0 * width * (ttt_steps * sum(n * (n + 1) / 2 for n in lengths)  # the causal prefix
                               + tokens * sum(range(ttt_steps)))  # and the diagonals
     seen = spec.draft_vocab_size + (0 if spec.draft_vocab_size == spec.target_vocab_size else spec.target_vocab_size)
     return 3 * forward + 2.0 * scored * spec.target_hidden_size * seen  # the target's head is not trained

@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas_contract import InvalidInput
 from eyas_contract.dialects import Neutral
-from eyas_draft.model import rotate
+from eyas_draft.projections import rotate
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eyas_contract import Contract, InvalidInput, llama_tensors
+from eyas_contract import Contract, InvalidInput, draft_tensors
 from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.contract import read_json
 from eyas_contract.engines import sglang
@@ -54,7 +54,7 @@ def config_faults(folder: Path, contract: Contract, engine: sglang.Version) -> l
 
 def _weight_faults(tensors: dict[str, TensorInfo], contract: Contract) -> list[str]:
     assert contract.draft is not None
-    wanted = {sglang.export_name(name): shape for name, shape in llama_tensors(contract.draft).items()}
+    wanted = {sglang.export_name(name): shape for name, shape in draft_tensors(contract.draft).items()}
     found = {name: info.shape for name, info in tensors.items() if name not in ("d2t", "t2d")}
     faults = [f"{name} is missing" for name in sorted(set(wanted) - set(found))]
     faults += [f"{name} is unknown" for name in sorted(set(found) - set(wanted))]

@@ -1,12 +1,14 @@
 """The EAGLE-3 draft, computed exactly as SGLang serves it; training and the reference decoder share this one module.
 
-Attention is passed in: the module makes queries, keys and values and applies the rotary embedding, the caller decides
-what may be seen (`attention.TttAttention` in training, `pool.PagedAttention` in decoding).
+Attention is passed in: `projections` makes queries, keys and values and applies the rotary embedding, the caller
+decides what may be seen (`attention.TttAttention` in training, `pool.ExtendAttention` and `BranchAttention` in
+decoding).
 
-Shape suffixes: T tokens, H hidden, I intermediate, Q query heads, G key/value heads, D head width, V draft vocabulary,
-K aux states, E target hidden.
+Shape suffixes: T tokens, H hidden, I intermediate, Q query heads, G key/value heads, D width of queries and keys, Z of
+values, V draft vocabulary, K aux states, E target hidden.
 
-Source: `LlamaModel.forward` and `LlamaDecoderLayer.forward` in SGLang's `srt/models/llama_eagle3.py` (0.5.20).
+Source: `LlamaModel.forward` and `LlamaDecoderLayer.forward` in SGLang's `srt/models/llama_eagle3.py`,
+`Eagle3MLAModel.forward` and `Eagle3MLADecoderLayer.forward` in `srt/models/kimi_k25_eagle3.py` (0.5.20).
 """
 
 from __future__ import annotations
@@ -20,46 +22,15 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from eyas_contract import DraftSpec, InvalidInput, llama_tensors
+from eyas_contract import DraftSpec, InvalidInput, MlaSizes, draft_tensors
+from eyas_draft.projections import Attention, MlaAttention, QueryKeyValue, RmsNorm
 from eyas_draft.regions import region
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q_TQD, k_TGD, v_TGD) -> out_TQD."""
+"""(layer, q_TQD, k_TGD, v_TGZ) -> out_TQZ."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those that do not depend on the length of the sequence
-
-
-class RmsNorm(nn.Module):
-    """RMSNorm, mean of squares in float32 (or wider), as SGLang's `RMSNorm`."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis; the result has x's dtype."""
-        wide = x if x.dtype == torch.float64 else x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (scaled * self.weight).to(x.dtype)
-
-
-class Attention(nn.Module):
-    """Projections and rotary embedding; what is attended to is the caller's."""
-
-    def __init__(self, spec: DraftSpec, width: int) -> None:
-        super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self.q_proj = nn.Linear(width, spec.num_heads * spec.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, spec.num_kv_heads * spec.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, spec.num_kv_heads * spec.head_dim, bias=False)
-        self.o_proj = nn.Linear(spec.num_heads * spec.head_dim, spec.hidden_size, bias=False)
-
-    def forward(self, x_tw: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, W], rope (cos, sin) [T, 1, D] -> q [T, Q, D], k and v [T, G, D]; `o_proj` is applied by the layer."""
-        q_tqd = rotate(self.q_proj(x_tw).view(-1, self.num_heads, self.head_dim), rope)
-        k_tgd = rotate(self.k_proj(x_tw).view(-1, self.num_kv_heads, self.head_dim), rope)
-        return q_tqd, k_tgd, self.v_proj(x_tw).view(-1, self.num_kv_heads, self.head_dim)
+MLA_ROPE_TYPES = ("default", "yarn")  # SGLang's MLA class takes every other for YaRN
 
 
 class Mlp(nn.Module):
@@ -86,31 +57,32 @@ class Layer(nn.Module):
         self.index = index
         self.input_layernorm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
         self.hidden_norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.self_attn = Attention(spec, (2 if index == 0 else 1) * spec.hidden_size)
+        projections = Attention if spec.mla is None else MlaAttention
+        self.self_attn = projections(spec, (2 if index == 0 else 1) * spec.hidden_size)
         self.post_attention_layernorm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
         self.mlp = Mlp(spec)
 
     def forward(self, embeds_th: Tensor, hidden_th: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """[T, H] -> the residual stream after the layer, [T, H]."""
-        q_tqd, k_tgd, v_tgd = _before_attention(self, embeds_th, hidden_th, rope)
-        return _after_attention(self, hidden_th, attend(self.index, q_tqd, k_tgd, v_tgd))
+        q_tqd, k_tgd, v_tgz = _before_attention(self, embeds_th, hidden_th, rope)
+        return _after_attention(self, hidden_th, attend(self.index, q_tqd, k_tgd, v_tgz))
 
 
 @region
-def _before_attention(layer: Layer, embeds_th: Tensor, hidden_th: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[
-        Tensor, Tensor, Tensor]:
+def _before_attention(layer: Layer, embeds_th: Tensor, hidden_th: Tensor,
+                      rope: tuple[Tensor, Tensor]) -> QueryKeyValue:
     """Queries, keys and values of a layer."""
     x = layer.hidden_norm(hidden_th)
     if layer.index == 0:
         x = torch.cat((layer.input_layernorm(embeds_th), x), dim=-1)
-    qkv: tuple[Tensor, Tensor, Tensor] = layer.self_attn(x, rope)
+    qkv: QueryKeyValue = layer.self_attn(x, rope)
     return qkv
 
 
 @region
-def _after_attention(layer: Layer, hidden_th: Tensor, out_tqd: Tensor) -> Tensor:
+def _after_attention(layer: Layer, hidden_th: Tensor, out_tqz: Tensor) -> Tensor:
     """The residual stream, from the layer's input and its attention's output."""
-    residual = hidden_th + layer.self_attn.o_proj(out_tqd.flatten(1))
+    residual = hidden_th + layer.self_attn.o_proj(out_tqz.flatten(1))
     out: Tensor = residual + layer.mlp(layer.post_attention_layernorm(residual))
     return out
 
@@ -122,7 +94,7 @@ def _normed(norm: RmsNorm, hidden_th: Tensor) -> Tensor:
 
 
 class DraftModel(nn.Module):
-    """A Llama-style EAGLE-3 draft. Parameter names are those of `eyas_contract.llama_tensors`.
+    """An EAGLE-3 draft, Llama-style or MLA. Parameter names are those of `eyas_contract.draft_tensors`.
 
     The embedding is the target's: `embedding_vh` [target vocabulary, H], a frozen buffer outside the state dict.
 
@@ -146,9 +118,9 @@ class DraftModel(nn.Module):
         self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
         self.lm_head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
         self.rotary = LlamaRotaryEmbedding(LlamaConfig(
-            hidden_size=spec.hidden_size, num_attention_heads=spec.num_heads, head_dim=spec.head_dim,
+            hidden_size=spec.hidden_size, num_attention_heads=spec.num_heads, head_dim=spec.rope_dim,
             max_position_embeddings=spec.max_position_embeddings, rope_parameters=spec.rope.to_config()))
-        assert {n: tuple(p.shape) for n, p in self.named_parameters()} == llama_tensors(spec)
+        assert {n: tuple(p.shape) for n, p in self.named_parameters()} == draft_tensors(spec)
 
     def fuse(self, aux_tke: Tensor) -> Tensor:
         """Target states [T, K*E] -> draft hidden [T, H]; own states skip this, as in serving."""
@@ -181,20 +153,14 @@ class DraftModel(nn.Module):
         return normed, normed if self.spec.norm_output else hidden_th
 
 
-def rotate(x_tnd: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding, halves rotated (neox style). x [T, N, D], rope (cos, sin) [T, 1, D]."""
-    cos, sin = rope
-    low, high = x_tnd.chunk(2, dim=-1)
-    return (x_tnd * cos + torch.cat((-high, low), dim=-1) * sin).to(x_tnd.dtype)
-
-
 def check_supported(spec: DraftSpec) -> None:
     """Raise InvalidInput naming everything in `spec` that this module does not compute."""
     faults = []
-    if spec.kind != "llama":
-        faults.append(f"kind {spec.kind}")
-    if spec.rope.type not in ROPE_TYPES:
+    types = ROPE_TYPES if spec.mla is None else MLA_ROPE_TYPES
+    if spec.rope.type not in types:
         faults.append(f"rope type {spec.rope.type}")
+    if spec.mla is not None:
+        faults += _mla_faults(spec, spec.mla)
     if spec.own_embedding:
         faults.append("an embedding of its own")
     if spec.hidden_size != spec.target_hidden_size:
@@ -203,5 +169,16 @@ def check_supported(spec: DraftSpec) -> None:
         faults.append(f"hidden_act {spec.hidden_act}")
     if faults:
         raise InvalidInput("contract.draft", ", ".join(faults),
-                           f"a llama draft that shares the target's embedding, rope one of {list(ROPE_TYPES)}",
+                           f"a draft that shares the target's embedding, rope one of {list(types)}",
                            "Correct the draft's settings.")
+
+
+def _mla_faults(spec: DraftSpec, sizes: MlaSizes) -> list[str]:
+    """What of an MLA draft is not computed here, or not by SGLang."""
+    faults = [f"{spec.num_layers} layers, where SGLang's MLA class builds one"] if spec.num_layers != 1 else []
+    if sizes.v_head_dim > sizes.qk_head_dim:
+        faults.append(f"v_head_dim {sizes.v_head_dim} above the queries' width {sizes.qk_head_dim}")
+    scaling = dict(spec.rope.scaling)
+    if spec.rope.type == "yarn" and bool(scaling.get("mscale")) != bool(scaling.get("mscale_all_dim")):
+        faults.append("YaRN with one of mscale and mscale_all_dim, which engines read differently")
+    return faults

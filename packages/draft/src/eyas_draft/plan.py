@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from eyas_contract import Contract, DraftSpec, InvalidInput, Manifest, TargetSpec, default_aux_layer_ids, llama_tensors
+from eyas_contract import Contract, DraftSpec, InvalidInput, Manifest, TargetSpec, default_aux_layer_ids, draft_tensors
 from eyas_draft.config import PlanConfig
 from eyas_draft.flops import peak_flops, step_flops
 from eyas_draft.sizes import draft_sizes
@@ -54,7 +54,7 @@ def plan(config: PlanConfig) -> Needs:
     target = TargetSpec.from_folder(config.target)
     tokens, trained, mean, aux = _data(config, target)
     spec = draft_sizes(config, target, aux, config.vocab_size or target.vocab_size)
-    parameters = sum(math.prod(shape) for shape in llama_tensors(spec).values())
+    parameters = sum(math.prod(shape) for shape in draft_tensors(spec).values())
     documents = max(1, round(config.tokens_per_batch / mean))
     scored = max(1, round(config.tokens_per_batch * trained / tokens))
     batches = config.epochs * max(1, math.ceil(tokens / config.tokens_per_batch))
@@ -86,8 +86,9 @@ def _data(config: PlanConfig, target: TargetSpec) -> tuple[int, int, float, int]
 def _memory(config: PlanConfig, spec: DraftSpec, parameters: int, scored: int, states: float) -> dict[str, float]:
     """GiB by part on each GPU."""
     held = parameters / config.gpus
-    rows, width = config.tokens_per_batch, spec.num_heads * spec.head_dim
-    step = BF16 * rows * (9 * spec.hidden_size + 4 * width + 4 * spec.num_kv_heads * spec.head_dim
+    rows, widths = config.tokens_per_batch, spec.head_dim + spec.value_dim
+    latents = spec.mla.q_lora_rank + spec.mla.kv_lora_rank + spec.mla.qk_rope_head_dim if spec.mla else 0
+    step = BF16 * rows * (9 * spec.hidden_size + 2 * widths * (spec.num_heads + spec.num_kv_heads) + 3 * latents
                           + 3 * spec.intermediate_size)
     head_gradients = config.ttt_steps * spec.draft_vocab_size * spec.hidden_size * BF16
     logits = scored * (2 * spec.draft_vocab_size * (FP32 + BF16) + spec.target_vocab_size * BF16)

@@ -2,7 +2,8 @@
 
 Request r owns `length` slots in a row; `req_to_token[r]` lists them, as SGLang's pool does.
 
-Shape suffixes: T tokens of a call, Q query heads, G key/value heads, D head width, B requests, L row length.
+Shape suffixes: T tokens of a call, Q query heads, G key/value heads, D width of queries and keys, Z of values, B
+requests, L row length.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ class KvPool:
 
     Args:
         ops: operations.
-        num_layers, num_kv_heads, head_dim: of the model.
+        num_layers, num_kv_heads, head_dim, value_dim: of the model; head_dim is that of queries and keys.
         requests: rows.
         length: slots per row.
         dtype, device: of the buffers.
     """
 
-    def __init__(self, ops: Ops, *, num_layers: int, num_kv_heads: int, head_dim: int, requests: int, length: int,
-                 dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, ops: Ops, *, num_layers: int, num_kv_heads: int, head_dim: int, value_dim: int, requests: int,
+                 length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.ops, self.length = ops, length
-        shape = (num_layers, requests * length, num_kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        shape = (num_layers, requests * length, num_kv_heads)
+        self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros(*shape, value_dim, dtype=dtype, device=device)
         self.req_to_token = torch.arange(requests * length, dtype=torch.int32, device=device).view(requests, length)
 
     def slots(self, requests_t: Tensor, positions_t: Tensor) -> Tensor:
@@ -70,12 +71,12 @@ class ExtendAttention:
         prefix = (self.seq_lens_b - self.extend_lens_b).repeat_interleave(self.extend_lens_b)
         return self.pool.slots(self.requests_b.repeat_interleave(self.extend_lens_b), prefix + inside)
 
-    def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgd: Tensor) -> Tensor:
-        """Write k and v, then attend; [T, Q, D]."""
+    def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgz: Tensor) -> Tensor:
+        """Write k and v, then attend; [T, Q, Z]."""
         pool, keys, values = self.pool, self.pool.keys[layer], self.pool.values[layer]
-        pool.ops.kv_write(k_tgd.contiguous(), v_tgd.contiguous(), keys, values, self.slots())
+        pool.ops.kv_write(k_tgd.contiguous(), v_tgz.contiguous(), keys, values, self.slots())
         q_tqd = q_tqd.contiguous()
-        out = torch.empty_like(q_tqd)
+        out = q_tqd.new_empty(*q_tqd.shape[:2], v_tgz.shape[-1])
         pool.ops.tree_attention(q_tqd, keys, values, out, pool.req_to_token, self.requests_b, self.seq_lens_b,
                                 self.extend_lens_b, self.extend_lens_b.cumsum(0) - self.extend_lens_b,
                                 scale=q_tqd.shape[-1] ** -0.5, tree_mask=self.tree_mask, causal=True)
@@ -109,13 +110,13 @@ class BranchAttention:
         self.table.scatter_(1, self.seq_lens[:, None] + offsets, self.own_slots.to(torch.int32))
         self.everyone = torch.arange(rows.numel(), device=device)
 
-    def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgd: Tensor) -> Tensor:
+    def __call__(self, layer: int, q_tqd: Tensor, k_tgd: Tensor, v_tgz: Tensor) -> Tensor:
         """Write this step's k and v, then attend; T is B * topk."""
         pool, keys, values = self.pool, self.pool.keys[layer], self.pool.values[layer]
         slots = self.own_slots[:, self.step].contiguous()
-        pool.ops.kv_write(k_tgd.contiguous(), v_tgd.contiguous(), keys, values, slots)
+        pool.ops.kv_write(k_tgd.contiguous(), v_tgz.contiguous(), keys, values, slots)
         q_tqd = q_tqd.contiguous()
-        out = torch.empty_like(q_tqd)
+        out = q_tqd.new_empty(*q_tqd.shape[:2], v_tgz.shape[-1])
         pool.ops.decode_attention(q_tqd, keys, values, out, self.table, self.everyone, self.seq_lens + self.step + 1,
                                   scale=q_tqd.shape[-1] ** -0.5)
         return out

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-from eyas_contract import DraftSpec, InvalidInput, TargetSpec
+from eyas_contract import DraftSpec, InvalidInput, MlaSizes, TargetSpec
+from eyas_contract.engines.wanted import MLA_KEYS
 from eyas_contract.target import read_config, text_config
 
 
@@ -14,6 +15,8 @@ class Wishes(Protocol):
 
     @property
     def target(self) -> Path: ...
+    @property
+    def kind(self) -> Literal["auto", "llama", "mla"]: ...
     @property
     def num_layers(self) -> int: ...
     @property
@@ -28,20 +31,38 @@ def draft_sizes(wishes: Wishes, target: TargetSpec, num_aux: int, vocab_size: in
     """The target's own sizes where the wishes leave them open.
 
     Raises:
-        InvalidInput: a target whose config does not name its attention heads.
+        InvalidInput: a target whose config does not name its attention heads, or the sizes of the MLA asked for.
     """
     plain = text_config(read_config(wishes.target))
     heads = int(plain.get("num_attention_heads", 0))
     if not heads:
         raise InvalidInput(str(wishes.target / "config.json"), "no num_attention_heads",
                            "the target's attention sizes, from which the draft's follow", "Restore the file.")
+    mla = _mla_sizes(wishes, plain)
     return DraftSpec(
-        kind="llama", num_layers=wishes.num_layers, hidden_size=target.hidden_size,
+        kind="mla" if mla else "llama", num_layers=wishes.num_layers, hidden_size=target.hidden_size,
         intermediate_size=wishes.intermediate_size or int(plain.get("intermediate_size", 4 * target.hidden_size)),
-        num_heads=heads, num_kv_heads=int(plain.get("num_key_value_heads") or heads),
-        head_dim=int(plain.get("head_dim") or target.hidden_size // heads),
+        num_heads=heads, num_kv_heads=heads if mla else int(plain.get("num_key_value_heads") or heads),
+        head_dim=mla.qk_head_dim if mla else _head_dim(plain, target.hidden_size // heads), mla=mla,
         target_hidden_size=target.hidden_size, num_aux=num_aux,
         draft_vocab_size=vocab_size, target_vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings, rope=target.rope, rms_norm_eps=target.rms_norm_eps,
         hidden_act=str(plain.get("hidden_act", "silu")), fc_norm=wishes.fc_norm, norm_output=wishes.norm_output,
         own_embedding=False, dtype=target.dtype)
+
+
+def _mla_sizes(wishes: Wishes, plain: dict[str, Any]) -> MlaSizes | None:
+    """The target's, where the draft is to be an MLA draft: by the wishes, or since the target has them all."""
+    missing = [key for key in MLA_KEYS if not plain.get(key)]
+    if wishes.kind == "llama" or (wishes.kind == "auto" and missing):
+        return None
+    if missing:
+        raise InvalidInput(str(wishes.target / "config.json"), f"no {', '.join(missing)}",
+                           "the target's MLA sizes, from which an MLA draft's follow, by --kind mla",
+                           "Train a draft of --kind llama, which any target takes.")
+    return MlaSizes(**{key: int(plain[key]) for key in MLA_KEYS})
+
+
+def _head_dim(plain: dict[str, Any], usual: int) -> int:
+    """The target's head width; an MLA target's config means its rotary part by `head_dim`, if it has one."""
+    return usual if plain.get("kv_lora_rank") else int(plain.get("head_dim") or usual)

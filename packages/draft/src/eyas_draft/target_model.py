@@ -22,9 +22,12 @@ def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attent
             eyas_attend: ExtendAttention, scaling: float | None = None, sliding_window: int | None = None,
             softcap: float | None = None, **_: Any) -> tuple[Tensor, None]:
     """Attention function of transformers: [1, heads, T, D] -> [1, T, heads, D], through the pool."""
-    if attention_mask is not None or sliding_window or softcap or scaling not in (None, query.shape[-1] ** -0.5):
-        raise InvalidInput(type(module).__name__, "a sliding window, soft cap, mask or scale of its own",
+    if attention_mask is not None or sliding_window or softcap:
+        raise InvalidInput(type(module).__name__, "a sliding window, soft cap or mask of its own",
                            "plain attention, by the reference decoder", "Measure this target by serving it.")
+    usual = query.shape[-1] ** -0.5
+    if scaling not in (None, usual):  # YaRN's in DeepSeek; the pool knows the usual scale alone
+        query = query * (scaling / usual)
     layer = module.layer_idx
     assert isinstance(layer, int)
     q_tqd, k_tgd, v_tgd = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -63,9 +66,13 @@ class TargetModel:
         """An empty pool for `requests` sequences of `length` tokens."""
         config = self.model.config.get_text_config()
         heads = config.num_attention_heads
+        if getattr(config, "kv_lora_rank", None):  # transformers writes every head's keys and values out
+            groups, width, value = heads, config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+        else:
+            groups = getattr(config, "num_key_value_heads", None) or heads
+            width = value = getattr(config, "head_dim", None) or config.hidden_size // heads
         return KvPool(ops, num_layers=config.num_hidden_layers, requests=requests, length=length, dtype=self.dtype,
-                      num_kv_heads=getattr(config, "num_key_value_heads", None) or heads, device=self.device,
-                      head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads)
+                      num_kv_heads=groups, head_dim=width, value_dim=value, device=self.device)
 
     @torch.no_grad()
     def forward(self, input_ids_t: Tensor, positions_t: Tensor, attend: ExtendAttention,

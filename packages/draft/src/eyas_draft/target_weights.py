@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eyas_contract import DraftSpec, InvalidInput, TargetSpec
+from eyas_contract import DraftSpec, InvalidInput, TargetSpec, draft_tensors
 from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.safetensors_header import TensorInfo
 from eyas_draft.mapped import map_tensor
 
+PLAIN = (torch.float32, torch.bfloat16, torch.float16)  # others are codes that mean nothing without their scales
+READERS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")  # the projections of a layer's input
 OTHER_HEADS = ("gemma", "cohere", "granite", "minicpm")  # norm or logits scaled in ways that are not Llama's
 
 
@@ -70,20 +72,23 @@ def _one(tensors: dict[str, TensorInfo], suffix: str, folder: Path) -> TensorInf
 
 
 def initial_from_target(weights: TargetWeights, spec: DraftSpec, draft_ids_v: Tensor) -> dict[str, Tensor]:
-    """Start values taken from the target, by trainer name; shapes that differ are left out.
+    """Start values taken from the target, by trainer name; shapes that differ, and quantised weights, are left out.
 
     `fc` passes the last aux state through; layer 0 computes the target's last layer on the hidden half of its input
     and nothing on the embedding half; norm and head are the target's, the head's rows those of the draft vocabulary. A
-    feed-forward wider than the target's begins with further neurons that add nothing yet.
+    feed-forward wider than the target's begins with further neurons that add nothing yet; where the target's is a
+    mixture of experts it begins with the shared one.
     """
     h = spec.hidden_size
     fc = torch.zeros(h, spec.num_aux * spec.target_hidden_size)
     fc[:, -spec.target_hidden_size:] = torch.eye(h, spec.target_hidden_size)
     start = {"fc.weight": fc, "norm.weight": weights.norm_h.float(),
              "lm_head.weight": weights.head_vh[draft_ids_v].float()}
-    own = {f"layers.0.{name}": value.float() for name, value in weights.last_layer.items()}
-    for name, value in own.items():
-        if name.startswith("layers.0.self_attn.") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
+    last = {name.replace("mlp.shared_experts.", "mlp."): value for name, value in weights.last_layer.items()}
+    wanted = draft_tensors(spec)
+    own = {f"layers.0.{name}": value for name, value in last.items() if value.dtype in PLAIN}
+    for name, value in ((name, value.float()) for name, value in own.items() if name in wanted):
+        if name.startswith("layers.0.self_attn.") and name.split(".")[-2] in READERS:
             value = torch.cat((torch.zeros_like(value), value), dim=1)
         if name == "layers.0.input_layernorm.weight":
             start["layers.0.hidden_norm.weight"] = value

@@ -7,6 +7,7 @@ Read in SGLang 0.5.10 to 0.5.23: `srt/models/llama_eagle3.py`, `srt/models/kimi_
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -85,14 +86,17 @@ def export_config(contract: Contract, version: Version = NEWEST) -> dict[str, An
     if draft is None:
         raise InvalidInput("contract", "no draft section", "a trained draft's contract, by export",
                            "Train first; export reads the run folder.")
-    if draft.kind != "llama":
-        raise InvalidInput("contract.draft.kind", draft.kind, "llama, by this export", "Train a llama draft.")
+    faults = _unserved(draft, version)
+    if faults:
+        raise InvalidInput("contract.draft", "; ".join(faults),
+                           f"what SGLang {version_text(version)} serves, by export",
+                           "Name a newer --engine-version, or train without these.")
     ids = layer_ids_to_engine(contract.capture.aux_layer_ids, contract.target.architecture, version)
     config: dict[str, Any] = {
-        "architectures": [DRAFT_CLASSES[draft.kind]], "model_type": "llama",
+        "architectures": [DRAFT_CLASSES[draft.kind]], "model_type": "llama" if draft.mla is None else "kimi_k2",
         "hidden_size": draft.hidden_size, "intermediate_size": draft.intermediate_size,
         "num_hidden_layers": draft.num_layers, "num_attention_heads": draft.num_heads,
-        "num_key_value_heads": draft.num_kv_heads, "head_dim": draft.head_dim,
+        "num_key_value_heads": draft.num_kv_heads, **_head_widths(draft),
         "hidden_act": draft.hidden_act, "rms_norm_eps": draft.rms_norm_eps,
         "vocab_size": draft.target_vocab_size, "draft_vocab_size": draft.draft_vocab_size,
         "max_position_embeddings": draft.max_position_embeddings,
@@ -105,6 +109,22 @@ def export_config(contract: Contract, version: Version = NEWEST) -> dict[str, An
     if draft.target_hidden_size != draft.hidden_size:
         config["target_hidden_size"] = draft.target_hidden_size
     return config
+
+
+def _unserved(draft: DraftSpec, version: Version) -> list[str]:
+    """What of an MLA draft this version's class does not build or read."""
+    if draft.kind != "mla":
+        return []
+    faults = ["an MLA draft, which SGLang has since 0.5.12"] if version < (0, 5, 12) else []
+    if draft.num_layers != 1:
+        faults.append(f"an MLA draft of {draft.num_layers} layers, where SGLang builds one")
+    if version < (0, 5, 13) and (draft.fc_norm or draft.norm_output):
+        faults.append("fc_norm or norm_output in an MLA draft, which SGLang reads since 0.5.13")
+    return faults
+
+
+def _head_widths(draft: DraftSpec) -> dict[str, int]:
+    return {"head_dim": draft.head_dim} if draft.mla is None else dataclasses.asdict(draft.mla)
 
 
 def _rope(draft: DraftSpec) -> dict[str, Any]:
