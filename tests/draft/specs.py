@@ -16,7 +16,7 @@ SPEC = DraftSpec(kind="llama", num_layers=1, hidden_size=32, intermediate_size=4
                  max_position_embeddings=256, rope=Rope("default", 10000.0), rms_norm_eps=1e-5, hidden_act="silu",
                  fc_norm=False, norm_output=False, own_embedding=False, dtype="float32")
 YARN = Rope("yarn", 5e4, (("beta_fast", 32.0), ("beta_slow", 1.0), ("factor", 4.0), ("mscale", 1.0),
-                          ("mscale_all_dim", 1.0), ("original_max_position_embeddings", 64)))
+                          ("mscale_all_dim", 0.7), ("original_max_position_embeddings", 64)))
 MLA = replace(SPEC, kind="mla", mla=MlaSizes(20, 12, 6, 4, 5), num_kv_heads=4, head_dim=10, rope=YARN)
 VARIANTS = {"plain": SPEC, "eagle-3.1": replace(SPEC, fc_norm=True, norm_output=True), "two layers":
             replace(SPEC, num_layers=2), "llama3 rope": replace(SPEC, rope=Rope("llama3", 5e4, (

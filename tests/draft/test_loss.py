@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specs import SPEC, VARIANTS, pack, random_model, random_samples
+from specs import MLA, SPEC, VARIANTS, pack, random_model, random_samples
 from torch import Tensor
 
 from eyas_contract import DraftSpec
@@ -109,9 +109,10 @@ def test_positions_that_do_not_count_do_not_matter() -> None:
     assert loss(other).item() != loss(samples[0].last_te).item()
 
 
-def test_flash_equals_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spec", [SPEC, MLA], ids=["llama", "mla"])
+def test_flash_equals_dense(spec: DraftSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel for long documents against the scores held in full."""
-    model, batch = random_model(SPEC), pack(random_samples(SPEC, LENGTHS))
+    model, batch = random_model(spec), pack(random_samples(spec, LENGTHS))
     teacher = torch.eye(SPEC.draft_vocab_size, SPEC.target_hidden_size, dtype=torch.float64)
 
     def grads() -> list[Tensor]:
