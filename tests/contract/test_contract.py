@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,17 +17,23 @@ from eyas_contract import (
     CaptureSpec,
     Contract,
     ContractMismatch,
+    DraftSpec,
     InvalidInput,
     Manifest,
+    MlaSizes,
     SampleRecord,
     ShardRecord,
     TensorRecord,
     VocabMap,
     compare,
     default_aux_layer_ids,
+    draft_tensors,
     require_equal,
 )
 from eyas_contract.canonical import dumps, from_plain, to_plain
+from eyas_contract.engines import sglang
+from eyas_contract.engines.loaders import loader
+from eyas_contract.engines.wanted import tensors
 
 GOLDEN = Path(__file__).parent / "data" / "contract.json"
 GOLDEN_DIGESTS = Path(__file__).parent / "data" / "digests.json"
@@ -158,3 +165,39 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     assert Manifest.load(tmp_path) == manifest
     assert (manifest.num_samples, manifest.num_tokens, manifest.num_trained) == (2, 5, 3)
     assert not list(tmp_path.glob(".*.tmp"))
+
+
+def mla_draft(**changes: Any) -> DraftSpec:
+    return dataclasses.replace(samples.draft(), kind="mla", num_kv_heads=4, head_dim=24,
+                               mla=MlaSizes(48, 32, 16, 8, 12), **changes)
+
+
+def test_an_mla_draft_is_kept_whole_and_told_from_a_llama_draft(tmp_path: Path) -> None:
+    """The sizes are no field of a Llama draft's record: see the frozen file."""
+    contract = dataclasses.replace(samples.contract(), draft=mla_draft())
+    contract.save(tmp_path)
+    assert Contract.load(tmp_path) == contract
+    assert contract.digests()["draft"] != samples.contract().digests()["draft"]
+    assert {m.field for m in compare(contract, samples.contract(), "a", "b")} >= {"draft.kind", "draft.mla"}
+    for wrong in ({"kind": "llama"}, {"mla": None}, {"head_dim": 16}, {"num_kv_heads": 2}):
+        with pytest.raises(ValueError, match=r"mla|MLA"):
+            dataclasses.replace(mla_draft(), **wrong)
+
+
+@pytest.mark.parametrize(("version", "changes", "words"), [
+    ((0, 5, 11), {}, "since 0.5.12"), ((0, 5, 12), {"fc_norm": True}, "since 0.5.13"),
+    ((0, 5, 23), {"num_layers": 2}, "2 layers")])
+def test_an_mla_draft_that_a_version_does_not_serve_is_not_exported(version: sglang.Version, changes: dict[str, Any],
+                                                                    words: str) -> None:
+    contract = dataclasses.replace(samples.contract(), draft=mla_draft(**changes))
+    with pytest.raises(InvalidInput, match=words):
+        sglang.export_config(contract, version)
+
+
+def test_an_mla_drafts_config_and_tensors_are_what_its_class_builds() -> None:
+    config = sglang.export_config(dataclasses.replace(samples.contract(), draft=mla_draft(fc_norm=True)))
+    table = loader("sglang", sglang.NEWEST, "mla")
+    assert table is not None
+    built = tensors(config, table)
+    del built["embed_tokens.weight"]
+    assert built == draft_tensors(mla_draft(fc_norm=True))
