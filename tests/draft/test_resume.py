@@ -49,6 +49,7 @@ def lines(run: Path) -> list[dict[str, object]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         row.pop("seconds", None)
+        row.pop("wait", None)
     return rows
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from eyas_draft.trackers import Name
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -59,6 +61,7 @@ class TrainConfig:
         resident: whether the whole store is put on the device (fixed shapes); auto puts it on a GPU that it fits.
         verify_store: compare every shard with its SHA-256 when first read.
         log_seconds: seconds between progress lines where there is no terminal.
+        log_to: also send the numbers of metrics.jsonl to these; extras of eyas-draft by the same names.
     """
 
     store: Path
@@ -103,9 +106,10 @@ class TrainConfig:
     resident: Literal["auto", "yes", "no"] = "auto"
     verify_store: bool = True
     log_seconds: float = 10.0
+    log_to: tuple[Name, ...] = ()
 
 
-FREE_ON_RESUME = ("store", "target", "out", "warm_start", "keep", "verify_store", "log_seconds", "compile",
+FREE_ON_RESUME = ("store", "target", "out", "warm_start", "keep", "verify_store", "log_seconds", "log_to", "compile",
                   "cuda_graph", "resident", "max_bad_samples", "max_bad_steps")
 """Fields of TrainConfig that may change when a run is continued: they do not change its result."""
 

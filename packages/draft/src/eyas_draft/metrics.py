@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from eyas_contract.contract import write_text_atomic
+from eyas_draft.trackers import Tracker, numbers
 
 NAME = "metrics.jsonl"
 
@@ -18,9 +20,11 @@ class MetricsLog:
         run: run folder.
         step: optimiser steps already in the checkpoint that is continued (0: a new run).
         writes: whether anything is written; one of several processes does.
+        trackers: told the same numbers, and closed with the log.
     """
 
-    def __init__(self, run: Path, step: int, writes: bool = True) -> None:
+    def __init__(self, run: Path, step: int, writes: bool = True, trackers: Sequence[Tracker] = ()) -> None:
+        self._trackers = trackers
         self._sink: TextIO | None = None
         if not writes:
             return
@@ -34,11 +38,18 @@ class MetricsLog:
         if self._sink:
             self._sink.write(json.dumps(values) + "\n")
             self._sink.flush()
+        if self._trackers:
+            flat = numbers(values)
+            step = int(flat.pop("step"))
+            for tracker in self._trackers:
+                tracker.log(flat, step)
 
     def close(self) -> None:
         """Close the file."""
         if self._sink:
             self._sink.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def _whole_lines(path: Path) -> list[str]:

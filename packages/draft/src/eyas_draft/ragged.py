@@ -47,6 +47,7 @@ class RaggedStepper:
         self._plans: Iterator[list[int]] = loader.plans(cursor)
         self._known: dict[int, Tensor] = {}
         self._record: list[Record] = []
+        self._waited = 0.0  # seconds of this step spent reading
 
     def advance(self, step: int, rate: float) -> int:
         """Forward and backward over `accumulate` batches, one update; returns the tokens.
@@ -54,7 +55,7 @@ class RaggedStepper:
         Raises:
             InvalidInput: a gradient that is not finite, or too many samples that are not.
         """
-        begun = time.monotonic()
+        begun, self._waited = time.monotonic(), 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         numbers = self._ranks.sum(self._gradients())
@@ -73,7 +74,8 @@ class RaggedStepper:
             "step_losses": [round_to(x) for x in losses / self.config.accumulate],
             "step_accuracy": [round_to(x) for x in correct / scored.clamp(min=1)],
             "lr": rate, "grad_norm": round_to(norm), "tokens": int(tokens), "samples": int(samples),
-            "trained": int(scored[0]), "seconds": round(time.monotonic() - begun, 4)})
+            "trained": int(scored[0]), "seconds": round(time.monotonic() - begun, 4),
+            "wait": round(self._waited, 4)})
         return int(tokens)
 
     def drain(self) -> list[Record]:
@@ -92,7 +94,7 @@ class RaggedStepper:
             passes = 0
             while passes < self.config.accumulate:
                 self.cursor += 1
-                samples = self.loader.load(next(self._plans))
+                samples = self._load(next(self._plans))
                 if samples:
                     numbers += self._pass(samples)
                     passes += 1
@@ -101,13 +103,19 @@ class RaggedStepper:
         self.cursor += len(plans)
         mine = plans[self._ranks.rank::self._ranks.world]
         for number in range(-(-len(plans) // self._ranks.world)):
-            samples = self.loader.load(mine[number]) if number < len(mine) else []
+            samples = self._load(mine[number]) if number < len(mine) else []
             if samples:
                 numbers += self._pass(samples)
             else:  # the others gather and scatter now, so this one must
                 zero, _ = self._shell(lambda: (self._nothing(), None))
                 zero.backward()
         return numbers
+
+    def _load(self, plan: list[int]) -> list[Any]:
+        begun = time.monotonic()
+        samples = self.loader.load(plan)
+        self._waited += time.monotonic() - begun
+        return samples
 
     def _nothing(self) -> Tensor:
         """Zero, on which every weight has a gradient: what is scattered must have the same shape everywhere."""

@@ -28,10 +28,12 @@ from eyas_draft.feed import Feed
 from eyas_draft.fixed import FixedStepper, pack_sizes
 from eyas_draft.metrics import MetricsLog
 from eyas_draft.moments import start_moments
+from eyas_draft.pace import Pace, flops_per_token
 from eyas_draft.ragged import RaggedStepper
 from eyas_draft.ranks import Ranks
 from eyas_draft.setup import Setup, draft_ids, prepare
 from eyas_draft.sharded import shell_of, whole
+from eyas_draft.trackers import open_trackers, require_installed
 from eyas_draft.ttt import Teacher, autocast
 from eyas_draft.walk import Walk, walk
 
@@ -54,6 +56,7 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig, stream: TextIO | None = None) -> None:
+        require_installed(config.log_to)
         self.config, self.ranks = config, Ranks.join(config.device)
         self.stream = stream if self.ranks.first else io.StringIO()
         self.device = self.ranks.device
@@ -82,13 +85,15 @@ class Trainer:
 
     def run(self) -> Walk:
         """Train to the end; returns the last measurement."""
-        with closing(MetricsLog(self.config.out, self.step, self.ranks.first)) as log, closing(self.stepper):
+        first, out = self.ranks.first, self.config.out
+        trackers = open_trackers(self.config.log_to, out, plain_config(self.config), self.step) if first else []
+        with closing(MetricsLog(out, self.step, first, trackers)) as log, closing(self.stepper):
             return self._run(log)
 
     def _run(self, log: MetricsLog) -> Walk:
         measured = self._measure(log) if self.step == 0 else None
         per_step = sum(self.setup.store.length(i) for i in self.loader.indices) / self.per_epoch
-        numbers = "already finished" if self.step == self.total else ""
+        numbers, pace = "already finished" if self.step == self.total else "", self._pace()
         progress = Progress(round(per_step * self.total), "tokens", "train", already=round(per_step * self.step),
                             every=self.config.log_seconds, stream=self.stream)
         while self.step < self.total:
@@ -96,14 +101,22 @@ class Trainer:
             self.step += 1
             if self._at_checkpoint() or self.step % self.stepper.every == 0:
                 for record in self.stepper.drain():
-                    log.write(**record)
+                    log.write(**pace.add(record))
                     numbers = f"step {record['step']}/{self.total}  loss {record['loss']:.3f}"
+                numbers += pace.note()
             if self._at_checkpoint():
                 measured = self._measure(log)
                 self._save(measured)
             progress.update(tokens, numbers + _note(measured))
         progress.close(numbers + _note(measured))
         return measured or self._walk()
+
+    def _pace(self) -> Pace:
+        assert self.setup.contract.draft is not None
+        per_token = flops_per_token(self.setup.contract.draft, self.setup.store, self.loader.indices,
+                                    self.config.ttt_steps)
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        return Pace(per_token, name, self.ranks.world)
 
     def _count_steps(self) -> tuple[int, float]:
         """Optimiser steps of the whole run, and of a mean epoch."""
