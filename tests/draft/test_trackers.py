@@ -1,4 +1,4 @@
-"""Trackers get what metrics.jsonl gets: stand-ins of the three packages, and TensorBoard's own reader where installed."""
+"""Trackers get what metrics.jsonl gets: stand-ins of the three packages; TensorBoard itself where installed."""
 
 from __future__ import annotations
 
