@@ -116,9 +116,12 @@ def _settings(config: RegenerateConfig, device: str) -> dict[str, Any]:
 def _batches(dialogues: Sequence[Dialogue], config: RegenerateConfig, target: Target) -> list[list[Dialogue]]:
     """Dialogues of like length, as many as keys and values have room for."""
     text = target.model.config.get_text_config()
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    bytes_per_token = 2 * text.num_hidden_layers * heads * width * target.model.dtype.itemsize
+    if getattr(text, "kv_lora_rank", None):  # MLA: transformers keeps every head's keys and values, written out
+        widths = text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim
+    else:
+        widths = 2 * (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+    bytes_per_token = text.num_hidden_layers * heads * widths * target.model.dtype.itemsize
     room = config.kv_gib * 2**30 / bytes_per_token
     result: list[list[Dialogue]] = []
     for dialogue in sorted(dialogues, key=lambda d: (d.length, d.line)):
