@@ -16,10 +16,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 
-@pytest.fixture
-def fake_python(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def fake_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An executable that behaves as an interpreter with SGLang (see fake_engine.py)."""
-    path = tmp_path / "python"
+    path = tmp_path_factory.mktemp("engine") / "python"
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "fake_engine.py"}" "$@"\n')
     path.chmod(0o755)
     return path
@@ -49,14 +49,19 @@ def engines(marker: str) -> list[psutil.Process]:
     return found
 
 
+def orphans(marker: str) -> list[psutil.Process]:
+    """Those that still live after 10 s; they are ended."""
+    deadline = time.monotonic() + 10
+    while engines(marker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = engines(marker)
+    for process in left:
+        process.kill()
+    return left
+
+
 @pytest.fixture(autouse=True)
 def no_orphans(tmp_path: Path) -> Iterator[None]:
     """Whatever a test does, no process of its engine may be left after it."""
     yield
-    deadline = time.monotonic() + 10
-    while engines(str(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = engines(str(tmp_path))
-    for process in left:
-        process.kill()
-    assert not left
+    assert not orphans(str(tmp_path))

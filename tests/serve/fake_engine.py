@@ -127,6 +127,7 @@ class Rank:
         mine = fate["rank"] in (self.rank, "main") or (self.plan["ranks"] == 1 and self.rank == 0)
         time.sleep(0.0 if mine else 0.2)
         if mine:
+            self.meet(phase)
             die(fate["how"], phase, self.rank if fate["rank"] == "main" else fate["rank"], self.main, self.plan)
         if fate["how"] in ("kill", "leave"):
             time.sleep(60)  # its peers wait for it in a collective
@@ -136,7 +137,15 @@ class Rank:
         time.sleep(60)
 
 
+    def meet(self, phase: str) -> None:
+        """Wait for rank 0, as a collective does: its log stands before this rank's end."""
+        first = Path(os.environ["EYAS_STATUS_DIR"]) / "tp0-pp0-dp0.json"
+        while not first.exists() or PHASES.index(json.loads(first.read_text())["phase"]) < PHASES.index(phase):
+            time.sleep(0.01)
+
+
 def die(how: str, phase: str, rank: int, main: int, plan: dict[str, Any]) -> None:
+    (Path(os.environ["EYAS_STATUS_DIR"]).parent / "died").write_text(str(time.time()))
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "leave":

@@ -41,6 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         if PLAN.get("hold") == "warm-up":
             time.sleep(60)
         if (PLAN.get("die") or {}).get("in") == "warm-up":
+            (Path(os.environ["EYAS_STATUS_DIR"]).parent / "died").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         count, drafting = body["sampling_params"]["max_new_tokens"], "--speculative-algorithm" in sys.argv
         ids = [(sum(body["input_ids"]) + i) % 50 for i in range(count)]

@@ -117,3 +117,13 @@ def test_log_phases_and_last_words(tmp_path: Path) -> None:
     assert last_words(log) == "only\nthis"
     log.write_bytes(b"")
     assert last_words(log) == "it wrote nothing"
+
+
+def test_the_log_is_read_to_its_end_through_a_flood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas_serve.log.CHUNK", 1000)
+    path = tmp_path / "server.log"
+    path.write_text("[x TP0] Prefill batch, #new-seq: 1\n" * 500
+                    + "[x TP3] Scheduler hit an exception: Traceback\nValueError: the last word\n")
+    reader = LogReader(path)
+    reader.finish()
+    assert [(found.rank, found.error) for found in reader.exceptions] == [("tp3-pp0-dp0", "ValueError: the last word")]

@@ -24,8 +24,9 @@ _SPEAKER = re.compile(r"(\[[^\[\]]*\]) (?:Scheduler|DataParallelController|Token
 _RANK = re.compile(r"\b(TP|PP|DP)(\d+)")
 _BAR = re.compile(r"(Loading|loading|Capturing)[^|]*\|.*?(\d+)/(\d+) \[")
 _KV = re.compile(r"KV Cache is allocated\. (.*)")
-_KEYS = (b"Load weight", b"KV Cache", b"Captur", b"Completed |", b"startup complete", b"fired up", b"exception",
-         b"Traceback", b"Error", b"Failed to")
+_KEYS = (b"Load weight", b"oading", b"KV Cache", b"Captur", b"startup complete", b"fired up", b"exception",
+         b"Traceback", b"Failed to")  # whatever `_see` looks for has one of these
+_KEY = re.compile(b"|".join(map(re.escape, _KEYS)))
 CHUNK = 1 << 24
 BLOCK = 80  # lines of an exception that are kept
 
@@ -80,10 +81,17 @@ class LogReader:
         if self._open is not None or any(key in whole for key in _KEYS):
             before = (self.phase, dict(self.bars), len(self.exceptions))
             for line in lines:
-                self._see(line[:4096].decode("utf-8", "replace"))
+                if self._open is not None or _KEY.search(line):  # a flood holds many others
+                    self._see(line[:4096].decode("utf-8", "replace"))
             if before != (self.phase, self.bars, len(self.exceptions)):
                 return True
         return self._novel(lines[-50:])
+
+    def finish(self) -> None:
+        """Read to the end, whatever the lines say."""
+        before = None
+        while before != (before := (self._number, self.size)):
+            self.poll()
 
     def _read(self) -> bytes:
         if not self.path.exists() and newest(self.path) == self._number:

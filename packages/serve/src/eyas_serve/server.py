@@ -253,8 +253,7 @@ class Server:
         code = self.child.exit_code() if self.child else None
         if self.child is not None and code is not None:
             self.child.stop(grace=0.0)
-        while self.progress.log.poll():
-            pass
+        self.progress.log.finish()
         self.progress.poll()
         verdict = judge(self.progress, code, processes.oom_kills() - self._oom_kills)
         self.tell("verdict", rank=verdict.rank, cause=verdict.cause.name if verdict.cause else "unknown",
