@@ -19,9 +19,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server
-from eyas_serve.bench import measure, summarise
+from eyas_serve.bench import Run, measure, summarise
+from eyas_serve.probe.session import ProbeReport, probe_client
 from eyas_serve.prompts import load_prompts
 
 pytestmark = pytest.mark.integration
@@ -36,27 +38,54 @@ def config(tiny_target: Path, trained_draft: Path, engine_python: Path) -> Serve
                        engine_python=engine_python, radix_cache=False, max_total_tokens=4096, **TREE)
 
 
-def run(config: ServeConfig, prompts: Path) -> tuple[BenchConfig, Any]:
-    bench = BenchConfig(**vars(config), prompts=prompts, max_new_tokens=32, concurrency=2)
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A server's answers, what the probe said of its draft, and the processes it was."""
+
+    run: Run
+    probe: ProbeReport | None
+    processes: list[psutil.Process]
+
+
+def serve(config: BenchConfig) -> Served:
+    """Single questions, then live conversations, then the probe."""
+    asked = [*load_prompts(config.prompts, config.target), *load_prompts(config.prompts, config.target, turns="live")]
     with Server(config) as server:
-        return bench, measure(server.client, load_prompts(prompts, config.target), bench, "test")
+        assert server.child is not None
+        run = measure(server.client, asked, config, "test")
+        probe = probe_client(server.client, None) if config.draft else None
+        return Served(run, probe, [*psutil.Process(server.child.pid).children(recursive=True)])
 
 
 @pytest.fixture(scope="module")
-def plain(config: ServeConfig, prompts: Path) -> Any:
+def bench(config: ServeConfig, tmp_path_factory: pytest.TempPathFactory) -> BenchConfig:
+    """Eight questions, of which two have a second turn."""
+    rows = tiny.conversations(8, seed=77)
+    for i in (0, 1):
+        rows[i]["messages"] += [{"role": "assistant", "content": "well"}, *tiny.conversations(2, seed=5)[i]["messages"]]
+    path = tiny.write_jsonl(tmp_path_factory.mktemp("bench") / "prompts.jsonl", rows)
+    return BenchConfig(**vars(config), prompts=path, max_new_tokens=32, concurrency=2)
+
+
+@pytest.fixture(scope="module")
+def plain(bench: BenchConfig) -> Served:
     """What the target says alone."""
-    return run(dataclasses.replace(config, draft=None), prompts)[1]
+    return serve(dataclasses.replace(bench, draft=None))
 
 
 @pytest.mark.parametrize("shape", [TREE, CHAIN | {"tp": 2, "environment": {"EYAS_CPU_SPAWN": "1"}}],
                          ids=["tree", "chain-tp2-spawned"])
-def test_same_outputs_and_real_acceptance(config: ServeConfig, prompts: Path, plain: Any,
-                                          shape: dict[str, Any]) -> None:
-    bench, drafted = run(dataclasses.replace(config, **shape), prompts)
-    report = summarise(bench, load_prompts(prompts, config.target), "0.5.20", drafted, plain)
+def test_launch_bench_probe_stop(bench: BenchConfig, plain: Served, shape: dict[str, Any]) -> None:
+    drafted = serve(dataclasses.replace(bench, **shape))
+    report = summarise(bench, "0.5.20", drafted.run, plain.run)
+    assert len(report["prompts"]) == 8 + 8 + 2
     assert report["outputs_identical"], report["differing"]
     assert report["acceptance_length"] > 1.5
     assert all(0 < rate <= 1 for rate in report["conditional_rates"])
+    assert drafted.probe is not None
+    assert not drafted.probe.findings, drafted.probe.text(False)
+    assert len(drafted.processes) > shape.get("tp", 1)
+    assert not [process for process in drafted.processes if process.is_running()]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 import tiny
 from eyas_contract import InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
 from eyas_serve.bench import first_difference, table
+from eyas_serve.prompts import load_prompts
 
 
 @pytest.fixture
@@ -69,6 +72,39 @@ def test_a_running_server_and_json(config: BenchConfig, tmp_path: Path) -> None:
     assert len(result["prompts"]) == 2
     assert result["outputs_identical"] is None
     assert result["baseline_tokens_per_second"] is None
+
+
+def test_live_conversations_build_on_the_servers_own_answers(config: BenchConfig, tiny_target: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_target)
+    first = [{"role": "system", "content": "count up"}, {"role": "user", "content": "count from one to two"}]
+    second = {"role": "user", "content": "copy red bird"}
+    rows = [{"id": "a", "messages": [*first, {"role": "assistant", "content": "never sent"}, second]},
+            {"id": "b", "conversations": [{"from": "human", "value": "copy stone"}]}]
+    live = dataclasses.replace(config, turns="live", prompts=tiny.write_jsonl(config.prompts, rows), sweep=(1,))
+    result = run_bench(live)
+    asked = {row["id"]: row for row in result["prompts"]}
+    assert list(asked) == ["a/1", "a/2", "b/1"]
+    answer = {"role": "assistant", "content": tokenizer.decode(asked["a/1"]["output_ids"], skip_special_tokens=True)}
+    for name, messages in (("a/1", first), ("a/2", [*first, answer, second]),
+                           ("b/1", [{"role": "user", "content": "copy stone"}])):
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert asked[name]["prompt_tokens"] == len(ids)
+        assert asked[name]["output_ids"] == [(sum(ids) + i) % 50 for i in range(12)]
+    assert result["outputs_identical"] is True
+    assert [row["requests"] for row in result["levels"]] == [3] * 4
+    again = dataclasses.replace(live, baseline_report=live.out, out=live.out.with_name("again.json"))
+    assert run_bench(again)["outputs_identical"] is True
+    with pytest.raises(InvalidInput, match="turns live, here last; 3 prompts, not the 2"):
+        run_bench(dataclasses.replace(again, turns="last"))
+
+
+def test_a_turn_that_depends_on_the_files_answers_is_not_asked_live(config: BenchConfig) -> None:
+    rows = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "call"},
+                          {"role": "tool", "content": "3"}, {"role": "user", "content": "y"}]}]
+    path = tiny.write_jsonl(config.prompts, rows)
+    assert len(load_prompts(path, config.target)) == 1
+    with pytest.raises(InvalidInput, match="line 1: a turn of role 'tool'"):
+        load_prompts(path, config.target, turns="live")
 
 
 def test_senseless_settings_are_all_named(config: BenchConfig) -> None:

@@ -28,11 +28,13 @@ Levels = list[Row]
 
 @dataclass(frozen=True)
 class Run:
-    """All answers of one server, in the prompts' order, and the seconds from the first request to the last answer."""
+    """All answers of one server and what was asked, in order, and the seconds from the first request to the last
+    answer."""
 
     answers: tuple[Generation, ...]
     seconds: float
     busy: float = 0.0
+    asked: tuple[Prompt, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -46,23 +48,30 @@ class Run:
 
 
 def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: str) -> Run:
-    """Send every prompt, `concurrency` at a time, after `warmup` of them that do not count."""
-    def ask(prompt: Prompt) -> Generation:
-        send = client.stream if config.stream else client.generate
-        answer = send(list(prompt.input_ids), config.max_new_tokens)
-        bar.update(len(answer.output_ids))
-        return answer
+    """Send every prompt, `concurrency` at a time, after `warmup` of them that do not count.
+
+    A live conversation is one of these, its questions one after the other.
+    """
+    def ask(prompt: Prompt | None) -> list[tuple[Prompt, Generation]]:
+        send, done = client.stream if config.stream else client.generate, list[tuple[Prompt, Generation]]()
+        while prompt is not None:
+            answer = send(list(prompt.input_ids), config.max_new_tokens)
+            bar.update(len(answer.output_ids))
+            done.append((prompt, answer))
+            prompt = prompt.follow(answer.output_ids)
+        return done
 
     bar = Progress(0, "tokens", f"{label} warm-up")
     with ThreadPoolExecutor(config.concurrency) as pool:
         list(pool.map(ask, prompts[:config.warmup]))
         bar = Progress(0, "tokens", label)
         start, used = time.perf_counter(), time.process_time()
-        answers = tuple(pool.map(ask, prompts))
+        done = [turn for conversation in pool.map(ask, prompts) for turn in conversation]
         seconds = time.perf_counter() - start
         busy = (time.process_time() - used) / seconds
+    asked, answers = (tuple(column) for column in zip(*done, strict=True))
     bar.close(f"acceptance length {Acceptance.of(a.histogram for a in answers).length:.2f}")
-    return Run(answers, seconds, busy)
+    return Run(answers, seconds, busy, asked)
 
 
 def measure_levels(client: Client, prompts: list[Prompt], config: BenchConfig, label: str,
@@ -71,7 +80,7 @@ def measure_levels(client: Client, prompts: list[Prompt], config: BenchConfig, l
     runs = []
     for level in dict.fromkeys((config.concurrency, *config.sweep)):
         run = measure(client, prompts, dataclasses.replace(config, concurrency=level), f"{label}, {level} at a time")
-        runs.append((run, summarise_level(Arm(arm, level, run.answers, run.seconds, run.busy), prompts)))
+        runs.append((run, summarise_level(Arm(arm, level, run.answers, run.seconds, run.busy), run.asked)))
     return runs[0][0], [row for _, rows in runs for row in rows]
 
 
@@ -83,14 +92,14 @@ def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: 
     """
     _require_sense(config)
     prompts = [prompt for path in (config.prompts, *config.data_sets)
-               for prompt in load_prompts(path, config.target, config.limit)]
+               for prompt in load_prompts(path, config.target, config.limit, config.turns)]
     old = None if config.against is None else read_report(config.against)
     earlier = None if config.baseline_report is None else earlier_baseline(config, prompts)
     levels: Levels = []
     version, run, baseline = _measure_url(config, prompts, levels) if config.url else \
         _measure_own(config, prompts, report, levels)
     baseline = earlier or baseline
-    result = {**summarise(config, prompts, version, run, baseline), "levels": levels}
+    result = {**summarise(config, version, run, baseline), "levels": levels}
     if old is not None:
         result["against"] = {"report": str(config.against), "rows": compare(old["levels"], levels)}
     config.out.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +161,8 @@ def _measure_url(config: BenchConfig, prompts: list[Prompt], levels: Levels) -> 
     return version, run, baseline
 
 
-SAME_FOR_A_BASELINE = ("target", "device", "dtype", "tp", "radix_cache", "max_new_tokens", "concurrency", "extra")
+SAME_FOR_A_BASELINE = ("target", "device", "dtype", "tp", "radix_cache", "max_new_tokens", "turns", "concurrency",
+                       "extra")
 
 
 def earlier_baseline(config: BenchConfig, prompts: list[Prompt]) -> Run:
@@ -174,20 +184,21 @@ def earlier_baseline(config: BenchConfig, prompts: list[Prompt]) -> Run:
             from error
     now = plain_config(config)
     faults = [f"{key} {old.get(key)}, here {now[key]}" for key in SAME_FOR_A_BASELINE if old.get(key) != now[key]]
-    if ids != [prompt.id for prompt in prompts]:
-        faults.append(f"{len(ids)} prompts, not the {len(prompts)} of {config.prompts}")
+    wanted_ids = [name for prompt in prompts for name in prompt.ids]
+    if ids != wanted_ids:
+        faults.append(f"{len(ids)} prompts, not the {len(wanted_ids)} of {config.prompts}")
     if faults or seconds is None:
         raise InvalidInput(str(path), "; ".join(faults) or "measured without a baseline",
                            "a baseline of the same settings and prompts", "Measure one: leave out --baseline-report.")
     return Run(tuple(answers), float(seconds))
 
 
-def summarise(config: BenchConfig, prompts: list[Prompt], version: str, run: Run, baseline: Run | None) -> Report:
+def summarise(config: BenchConfig, version: str, run: Run, baseline: Run | None) -> Report:
     """The report. `outputs_identical` and the baseline's numbers are null where no baseline was measured."""
     acceptance = Acceptance.of(answer.histogram for answer in run.answers)
     differing = [] if baseline is None else [
         {"id": prompt.id, "first_difference": first_difference(ours.output_ids, theirs.output_ids)}
-        for prompt, ours, theirs in zip(prompts, run.answers, baseline.answers, strict=True)
+        for prompt, ours, theirs in zip(run.asked, run.answers, baseline.answers, strict=True)
         if ours.output_ids != theirs.output_ids]
     return {
         "engine": {"name": "SGLang", "version": version},
@@ -203,7 +214,7 @@ def summarise(config: BenchConfig, prompts: list[Prompt], version: str, run: Run
                      "seconds": answer.seconds, "acceptance_length": Acceptance(answer.histogram).length,
                      "output_ids": list(answer.output_ids),
                      **({} if baseline is None else {"baseline_output_ids": list(baseline.answers[i].output_ids)})}
-                    for i, (prompt, answer) in enumerate(zip(prompts, run.answers, strict=True))],
+                    for i, (prompt, answer) in enumerate(zip(run.asked, run.answers, strict=True))],
         "config": plain_config(config),
     }
 

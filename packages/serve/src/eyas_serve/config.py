@@ -87,7 +87,10 @@ class BenchConfig(ServeConfig):
     """Acceptance length and speed on prompts, with the draft and without it under the same settings."""
 
     prompts: Path
-    """JSONL, a conversation a line, as `messages` or `conversations` (ShareGPT), asked up to its last user turn."""
+    """JSONL, a conversation a line, as `messages` or `conversations` (ShareGPT)."""
+    turns: Literal["last", "live"] = "last"
+    """Of a conversation ask its last user turn, the file's answers before it; or live every user turn one after the
+    other, the server's own answers before it."""
     out: Path = Path("bench.json")
     """The report."""
     max_new_tokens: int = 128

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -14,19 +15,53 @@ from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from eyas_contract import InvalidInput
 
 ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
+Turns = Literal["last", "live"]
+Messages = tuple[dict[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question, ready for the engine."""
+    """One question, ready for the engine.
+
+    Attributes:
+        later: of a conversation that goes on, what is said after each further answer.
+        messages, renderer: what it goes on from.
+    """
 
     id: str
     input_ids: tuple[int, ...]
     data_set: str = ""
+    later: tuple[Messages, ...] = ()
+    messages: Messages = ()
+    renderer: Renderer | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def ids(self) -> list[str]:
+        """Its own and those of the questions that will follow."""
+        name, _, number = self.id.rpartition("/")
+        return [self.id, *(f"{name}/{int(number) + i}" for i in range(1, len(self.later) + 1))]
+
+    def follow(self, output_ids: Sequence[int]) -> Prompt | None:
+        """The conversation's next question, after this answer; None at its end.
+
+        Raises:
+            InvalidInput: the chat template refuses it.
+        """
+        if not self.later or self.renderer is None:
+            return None
+        answer = {"role": "assistant", "content": self.renderer.decode(output_ids)}
+        messages = (*self.messages, answer, *self.later[0])
+        try:
+            rendered = self.renderer.encode(list(messages))
+        except jinja2.TemplateError as error:
+            raise InvalidInput(f"conversation {self.id}", f"the chat template says: {error}",
+                               "a conversation that it renders, by --turns live",
+                               "Remove it, or ask only last turns.") from error
+        return Prompt(self.ids[1], rendered, self.data_set, self.later[1:], messages, self.renderer)
 
 
-def load_prompts(path: Path, target: Path, limit: int | None = None) -> list[Prompt]:
-    """Render every conversation up to its last user turn.
+def load_prompts(path: Path, target: Path, limit: int | None = None, turns: Turns = "last") -> list[Prompt]:
+    """Render every conversation up to its last user turn; `live` up to its first, the others to follow.
 
     Raises:
         InvalidInput: unreadable file or tokenizer, or rows that cannot be asked (all named with their line).
@@ -45,7 +80,13 @@ def load_prompts(path: Path, target: Path, limit: int | None = None) -> list[Pro
         try:
             row = json.loads(line)
             name = str(row.get("id", number)) if isinstance(row, dict) else str(number)
-            prompts.append(Prompt(name, renderer.encode(_messages(row)), path.stem))
+            messages = _messages(row)
+            if turns == "last":
+                prompts.append(Prompt(name, renderer.encode(messages), path.stem))
+            else:
+                first, *later = _questions(messages)
+                prompts.append(Prompt(f"{name}/1", renderer.encode(list(first)), path.stem, tuple(later), first,
+                                      renderer))
         except (ValueError, jinja2.TemplateError) as error:
             faults.append(f"line {number}: {error}")
     if faults or not prompts:
@@ -71,6 +112,19 @@ def _messages(row: Any) -> list[dict[str, str]]:
     if not messages:
         raise ValueError("no user turn")
     return messages
+
+
+def _questions(messages: list[dict[str, str]]) -> list[Messages]:
+    """What is said before each answer; the file's own answers are left out."""
+    parts: list[list[dict[str, str]]] = [[]]
+    for message in messages:
+        if message["role"] not in ("system", "user", "assistant"):
+            raise ValueError(f"a turn of role {message['role']!r}, which depends on the file's own answers")
+        if message["role"] != "assistant":
+            parts[-1].append(message)
+        elif parts[-1]:
+            parts.append([])
+    return [tuple(part) for part in parts if part]
 
 
 class Renderer:
@@ -101,6 +155,10 @@ class Renderer:
         """Token ids of a conversation with the assistant's turn opened."""
         text = self.template.render(messages=messages, add_generation_prompt=True, **self.special)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """An answer's text, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape
     stopped = shape.name != ALONE and run.tokens_per_second < config.drop_below * best
     whole = run if stopped or len(few) == len(prompts) else _measure(client, prompts, config, shape, level)
     row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy),
-                          few if whole is run else prompts)[0]
+                          whole.asked)[0]
     return [{**row, "first_tokens_per_second": run.tokens_per_second, "stopped_early": stopped}]
 
 
