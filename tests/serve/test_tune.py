@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from eyas_contract import InvalidInput
+from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.commands import load_toml
 from eyas_serve import ServeConfig
 from eyas_serve.config import TuneConfig
@@ -38,6 +39,19 @@ def test_never_and_always_paying() -> None:
     assert advise([row("none", 1, 100), row("3/1/4", 1, 190)], [1])["break_even"] is None
     rows = [row("none", 1, 100)]
     assert "do not speculate here" in tune_table({"rows": rows, "advice": advise(rows, [1])})
+
+
+def test_a_backend_is_part_of_an_arm_and_of_its_server(tmp_path: Path) -> None:
+    config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path, extra="--x 1")
+    alone, tree = (shape.with_backend("eyas") for shape in parse_shapes(["3/2/6"]))
+    assert (alone.config(config, None).draft, alone.config(config, None).extra) == (
+        None, "--x 1 --attention-backend eyas")
+    assert tree.config(config, None).extra.endswith("eyas --speculative-draft-attention-backend triton")
+    rows = [row("none triton", 1, 100), row("none fa3", 1, 150), row("3/2/6 triton", 1, 152), row("3/2/6 fa3", 1, 140),
+            row("none triton", 4, 100), row("none fa3", 4, 90), row("3/2/6 triton", 4, 200)]
+    advice = advise(rows, [1, 4])
+    assert (advice["1"]["best"], advice["4"]["best"], advice["break_even"]) == ("none fa3", "3/2/6 triton", None)
+    assert advice["4"]["speedup"] == 2.0
 
 
 def test_shapes_are_judged_together() -> None:
@@ -71,3 +85,20 @@ def test_against_a_scripted_engine(scenario: Callable[..., ServeConfig], tiny_ta
     best = result["advice"]["1"]["best"]
     loaded = load_toml(ServeConfig, config.serve_toml)
     assert ("draft" in loaded) == (best != "none")
+
+
+def test_an_arm_that_does_not_start_is_left_out(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,
+                                                ) -> None:
+    useless = {"FAKE_PLAN": json.dumps({"histogram": [40]})}  # speculation without any acceptance: no READY
+    served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False, environment=useless)
+    prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(2))
+    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
+                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (1,)})
+    result = run_tune(config)
+    assert list(result["failed"]) == ["3/1/4"]
+    assert "of no use" in result["failed"]["3/1/4"]
+    assert result["advice"]["1"]["best"] == "none"
+    assert "left out: 3/1/4" in tune_table(result)
+    dead = dataclasses.replace(config, environment={"FAKE_SCENARIO": "dies"})
+    with pytest.raises(EngineFailure, match="lost its disk"):
+        run_tune(dead)

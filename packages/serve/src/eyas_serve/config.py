@@ -144,6 +144,8 @@ class TuneConfig(ServeConfig):
     """Settings of the best arm at the smallest concurrency, for `eyas-serve launch --config`."""
     shapes: tuple[str, ...] = ("1/1/2", "2/1/3", "3/1/4", "5/1/6", "3/2/6", "3/4/8", "3/4/16")
     """Trees to try, as steps/topk/tokens. The target alone is always tried, first."""
+    backends: tuple[str, ...] = ()
+    """Attention backends to try with each of them, e.g. triton flashinfer; the engine's own choice by default."""
     concurrencies: tuple[int, ...] = (1, 4, 16, 64)
     """Requests in flight at a time."""
     max_new_tokens: int = 128

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas_contract import InvalidInput
+from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.commands import plain_config
 from eyas_contract.contract import write_text_atomic
 from eyas_contract.engines.sglang import server_flags
@@ -27,19 +27,34 @@ WORTH = 1.03  # speculation must be this much faster than the target alone befor
 
 @dataclass(frozen=True)
 class Shape:
-    """A tree: draft steps, branches a step, tokens verified; `none` is the target alone."""
+    """An arm: draft steps, branches a step, tokens verified, attention backend; `none` is the target alone."""
 
     name: str
     steps: int = 0
     topk: int = 0
     num_draft_tokens: int = 0
+    backend: str = ""
+
+    def with_backend(self, backend: str) -> Shape:
+        """The same tree with another attention backend, named after both."""
+        return dataclasses.replace(self, name=f"{self.name} {backend}", backend=backend)
 
     def config(self, config: TuneConfig, run_dir: Path | None) -> ServeConfig:
         """The server of this arm."""
         common = {field.name: getattr(config, field.name) for field in dataclasses.fields(ServeConfig)}
-        arm = {"draft": None} if self.name == ALONE else {
+        arm: dict[str, Any] = {"draft": None} if is_alone(self.name) else {
             "steps": self.steps, "topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
+        if self.backend:
+            flags = [config.extra, "--attention-backend", self.backend]
+            if self.backend == "eyas" and not is_alone(self.name):  # it verifies; the draft's own steps need another
+                flags.append("--speculative-draft-attention-backend triton")
+            arm["extra"] = " ".join(filter(None, flags))
         return ServeConfig(**{**common, "run_dir": run_dir, **arm})
+
+
+def is_alone(name: str) -> bool:
+    """Whether an arm of this name is the target alone."""
+    return name.partition(" ")[0] == ALONE
 
 
 def parse_shapes(texts: Sequence[str]) -> list[Shape]:
@@ -55,13 +70,13 @@ def parse_shapes(texts: Sequence[str]) -> list[Shape]:
         if not re.fullmatch(r"\d+/\d+/\d+", text):
             faults.append(f"{text!r}: no steps/topk/tokens")
             continue
-        numbers = tuple(map(int, text.split("/")))
+        steps, topk, tokens = map(int, text.split("/"))
         try:
-            server_flags("draft", *numbers)
+            server_flags("draft", steps, topk, tokens)
         except InvalidInput as error:
             faults.append(f"{text}: {error.found}")
         else:
-            shapes.append(Shape(text, *numbers))
+            shapes.append(Shape(text, steps, topk, tokens))
     if faults:
         raise InvalidInput("--shapes", "; ".join(faults), "trees as steps/topk/tokens that SGLang can build",
                            "A chain has topk 1 and steps + 1 tokens, as in 3/1/4.")
@@ -71,29 +86,48 @@ def parse_shapes(texts: Sequence[str]) -> list[Shape]:
 def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     """Measure every arm at every concurrency, write `config.out` after each arm and the serve.toml at the end.
 
+    An arm whose server does not start is named in the report, under `failed`, and left out.
+
     Raises:
         InvalidInput, EngineFailure: bad prompts, shapes or draft; a target that does not serve alone.
     """
     shapes = parse_shapes(config.shapes)
+    if config.backends:
+        shapes = [shape.with_backend(name) for shape in shapes for name in config.backends]
     prompts = load_prompts(config.prompts, config.target, config.limit)
     levels = sorted(set(config.concurrencies))
     if not levels or levels[0] < 1 or config.draft is None:
         raise InvalidInput("eyas-serve tune", f"concurrencies {levels}, draft {config.draft}",
                            "a draft, and one or more concurrencies of 1 or more", "Correct the flags.")
     rows: list[Row] = []
+    failed: dict[str, str] = {}
     result: dict[str, Any] = {}
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    for shape in shapes:
-        run_dir = config.run_dir / shape.name.replace("/", "-") if config.run_dir else None
-        with Server(shape.config(config, run_dir), report) as server:
-            for level in levels:
-                rows += measure_arm(server.client, prompts, config, shape, level, rows)
-        result = {"rows": rows, "advice": advise(rows, levels), "config": plain_config(config)}
+    last_alone = max(i for i, shape in enumerate(shapes) if is_alone(shape.name))
+    for i, shape in enumerate(shapes):
+        try:
+            rows += _measure_server(config, shape, levels, prompts, rows, report)
+        except EngineFailure as error:
+            failed[shape.name] = str(error)
+            if i == last_alone and not rows:
+                raise
+            report(f"{shape.name} left out: {error}")
+        if i < last_alone:
+            continue
+        result = {"rows": rows, "advice": advise(rows, levels), "failed": failed, "config": plain_config(config)}
         write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
-    best = result["advice"][str(levels[0])]["best"]
+    best = advise(rows, levels)[str(levels[0])]["best"]
     chosen = next(shape for shape in shapes if shape.name == best)
     write_text_atomic(config.serve_toml, as_toml(chosen.config(config, None)))
     return result
+
+
+def _measure_server(config: TuneConfig, shape: Shape, levels: Sequence[int], prompts: list[Prompt],
+                    so_far: Sequence[Row], report: Callable[[str], None]) -> list[Row]:
+    """One arm at every concurrency; nothing of it where it fails in the middle."""
+    run_dir = config.run_dir / shape.name.replace("/", "-").replace(" ", "-") if config.run_dir else None
+    with Server(shape.config(config, run_dir), report) as server:
+        return [row for level in levels for row in measure_arm(server.client, prompts, config, shape, level, so_far)]
 
 
 def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int,
@@ -102,7 +136,7 @@ def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape
     few = prompts[:max(config.first, 2 * level)]
     run = _measure(client, few, config, shape, level)
     best = max((row["first_tokens_per_second"] for row in so_far if row["concurrency"] == level), default=0.0)
-    stopped = shape.name != ALONE and run.tokens_per_second < config.drop_below * best
+    stopped = not is_alone(shape.name) and run.tokens_per_second < config.drop_below * best
     whole = run if stopped or len(few) == len(prompts) else _measure(client, prompts, config, shape, level)
     row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy),
                           whole.asked)[0]
@@ -126,11 +160,11 @@ def advise(rows: Sequence[Row], levels: Sequence[int]) -> dict[str, Any]:
     for level in levels:
         speeds = {row["arm"]: row["tokens_per_second"] for row in rows
                   if row["concurrency"] == level and not row["stopped_early"]}
-        alone = speeds[ALONE]
+        alone = max(filter(is_alone, speeds), key=lambda name: speeds[name])
         best = max(speeds, key=lambda name: speeds[name])
-        best = best if speeds[best] >= WORTH * alone else ALONE
-        result[str(level)] = {"best": best, "tokens_per_second": speeds[best], "speedup": speeds[best] / alone}
-    pays = [level for level in levels if result[str(level)]["best"] != ALONE]
+        best = best if speeds[best] >= WORTH * speeds[alone] else alone
+        result[str(level)] = {"best": best, "tokens_per_second": speeds[best], "speedup": speeds[best] / speeds[alone]}
+    pays = [level for level in levels if not is_alone(result[str(level)]["best"])]
     result["break_even"] = next((level for level in levels if level > max(pays, default=0)), None)
     return result
 
@@ -165,7 +199,8 @@ def tune_table(result: dict[str, Any]) -> str:
     for level in levels:
         row = advice[level]
         text.append(f"{level} at a time: " + (f"{row['best']}, {row['speedup']:.2f} times the target alone"
-                                              if row["best"] != ALONE else "do not speculate here"))
+                                              if not is_alone(row["best"]) else "do not speculate here"))
     if advice["break_even"] is not None:
         text.append(f"from {advice['break_even']} at a time on speculation does not pay")
+    text += [f"left out: {name}: {words.splitlines()[0]}" for name, words in result.get("failed", {}).items()]
     return "\n".join(text)

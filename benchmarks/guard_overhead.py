@@ -1,0 +1,196 @@
+"""What the guard and the metrics cost: one target and draft served twice on one device, measured in turn.
+
+    python benchmarks/guard_overhead.py --target T --draft D --prompts P.jsonl --out OUT.json [--device cpu]
+
+`on` is a server as `eyas-serve launch` starts it (guard enforce, metrics on and read every 5 s), `off` is bare SGLang
+with the same flags and no plug-in at all. Both stay up; the same prompts, with the same number of tokens to generate,
+go to one and then to the other, in the order on off, off on, on off, ... so that a drift of the machine cancels. The
+ratio is the geometric mean over the pairs of tokens/s on / off, its interval 95 % by Student's t over the pairs'
+logarithms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine_path import expose_plugin
+
+from eyas_contract import EngineFailure
+from eyas_contract.contract import write_text_atomic
+from eyas_serve.before_start import choose_port, cores
+from eyas_serve.child import Child
+from eyas_serve.client import Client
+from eyas_serve.config import ServeConfig
+from eyas_serve.flags import MODULE, engine_arguments, engine_environment
+from eyas_serve.handshake import STATUS_DIR
+from eyas_serve.interpreter import find_interpreter
+from eyas_serve.log import last_words
+from eyas_serve.numbers import student_t
+from eyas_serve.plugin import SWITCH
+from eyas_serve.prompts import load_prompts
+from eyas_serve.server import Server
+
+GOAL = 0.01  # share of the throughput
+SCRAPE = 5.0  # seconds between two looks at the metrics
+
+
+@contextmanager
+def bare(config: ServeConfig, folder: Path, seconds: float) -> Iterator[Client]:
+    """SGLang alone: no plug-in, no handshake, up once it answers /health."""
+    interpreter, port = find_interpreter(config.engine_python, config.device), choose_port(config.host, 0)
+    environment = engine_environment(config, folder, cores())
+    for name in (STATUS_DIR, SWITCH):
+        environment.pop(name)
+    command = [str(interpreter.python), "-m", MODULE, *engine_arguments(config, port)]
+    child, client = Child(command, environment, folder / "server.log"), Client(f"http://{config.host}:{port}")
+    deadline = time.monotonic() + seconds
+    try:
+        while not client.healthy():
+            if child.exit_code() is not None or time.monotonic() > deadline:
+                child.stop(0.0)
+                raise EngineFailure("bare SGLang", last_words(folder / "server.log"),
+                                    f"a server within {seconds:.0f} s", "Give --start-seconds, or see the words above.")
+            time.sleep(0.2)
+        yield client
+    finally:
+        client.close()
+        child.stop()
+
+
+@contextmanager
+def scraped(client: Client) -> Iterator[list[int]]:
+    """Read /metrics now and then, as Prometheus does; the list holds the status of every look."""
+    looks, ended = list[int](), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(SCRAPE):
+            try:
+                looks.append(client.get("/metrics")[0])
+            except EngineFailure:
+                looks.append(0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield looks
+    finally:
+        ended.set()
+        thread.join()
+
+
+def throughput(client: Client, prompts: Sequence[Sequence[int]], concurrency: int, new_tokens: int) -> float:
+    """Generated tokens/s of all prompts, the end-of-text token ignored."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        began = time.perf_counter()
+        answers = list(pool.map(lambda ids: client.generate(list(ids), new_tokens, ignore_eos=True), prompts))
+        return sum(len(answer.output_ids) for answer in answers) / (time.perf_counter() - began)
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """on / off with its interval, and whether the cost is at most GOAL: `yes`, `no` or `undecided`."""
+    logs = [math.log(on / off) for on, off in pairs]
+    mean = statistics.fmean(logs)
+    half = student_t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    low, middle, high = (math.exp(value) for value in (mean - half, mean, mean + half))
+    verdict = "yes" if low >= 1 - GOAL else "no" if high < 1 - GOAL else "undecided"
+    return {"ratio": middle, "interval": [low, high], "pairs": len(pairs), f"costs_at_most_{GOAL:.0%}": verdict}
+
+
+def measure(clients: dict[str, Client], options: argparse.Namespace, prompts: list[list[int]],
+            sink: dict[str, Any]) -> None:
+    """Pairs until `--pairs` are measured or `--seconds` are over; two at least, written after each."""
+    for client in clients.values():
+        throughput(client, prompts[:2 * options.concurrency], options.concurrency, options.max_new_tokens)
+    deadline, pairs = time.monotonic() + options.seconds, list[tuple[float, float]]()
+    while len(pairs) < options.pairs and (len(pairs) < 2 or time.monotonic() < deadline):
+        order = ("on", "off") if len(pairs) % 2 == 0 else ("off", "on")
+        speed = {name: throughput(clients[name], prompts, options.concurrency, options.max_new_tokens)
+                 for name in order}
+        pairs.append((speed["on"], speed["off"]))
+        sink["tokens_per_second"] = [{"on": on, "off": off} for on, off in pairs]
+        sink |= ratio_of(pairs) if len(pairs) > 1 else {}
+        write_text_atomic(options.out, json.dumps(sink, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    try:
+        device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
+                                text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        device = platform.processor() or platform.machine()
+    return {"device": device, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Both servers, one after the other, then the pairs; returns what was written."""
+    config = ServeConfig(
+        target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
+        engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
+        topk=options.topk, num_draft_tokens=options.num_draft_tokens, mem_fraction=options.mem_fraction,
+        max_total_tokens=options.max_total_tokens, acceptance_floor=0.0, extra=options.extra)
+    rows = [list(prompt.input_ids) for prompt in load_prompts(options.prompts, options.target)]
+    prompts = [rows[i % len(rows)] for i in range(options.count)]
+    result: dict[str, Any] = {"machine": machine(), "settings": {
+        key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eyas-overhead-")))
+        expose_plugin(folder / "entry", "eyas-serve")
+        server = stack.enter_context(Server(config, print))
+        assert server.engine is not None
+        result["sglang"] = server.engine.sglang
+        off = stack.enter_context(bare(replace(config, metrics=False), folder, options.start_seconds))
+        looks = stack.enter_context(scraped(server.client))
+        measure({"on": server.client, "off": off}, options, prompts, result)
+    result["metrics_read"] = len(looks)
+    if any(status != 200 for status in looks):
+        raise EngineFailure(server.url, f"HTTP status {set(looks)} for /metrics", "metrics of the server that is `on`",
+                            "See its log.")
+    write_text_atomic(options.out, json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("target", "draft", "prompts", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--engine-python", type=Path)
+    for name, default in (("steps", 3), ("topk", 1), ("num-draft-tokens", 4), ("concurrency", 8), ("count", 64),
+                          ("max-new-tokens", 256), ("pairs", 16), ("max-total-tokens", 65536)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--mem-fraction", type=float, help="of each of the two servers")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of measuring")
+    parser.add_argument("--start-seconds", type=float, default=180.0, help="the bare server may take to start")
+    parser.add_argument("--extra", default="", help="further arguments of SGLang, for both servers")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Measure and say the ratio."""
+    options = parse()
+    result = run(options)
+    low, high = result["interval"]
+    print(f"tokens/s with guard and metrics over without: {result['ratio']:.4f} [{low:.4f}, {high:.4f}], "
+          f"{result['pairs']} pairs; at most {GOAL:.0%} cost: {result[f'costs_at_most_{GOAL:.0%}']}\n{options.out}")
+
+
+if __name__ == "__main__":
+    main()
