@@ -7,13 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from eyas_serve.levels import Row, as_csv, speedups
+from eyas_serve.levels import Row, speedups
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 520, 300, 60, 40, 30
 COLOURS = ("#1b6ca8", "#d1495b", "#3c8d40", "#8a5a9e", "#b8860b")
 STYLE = ("body{font:15px sans-serif;max-width:1120px;margin:2em auto;padding:0 1em;color:#222}table{border-collapse:"
-         "collapse;margin:1em 0}td,th{padding:3px 9px;border-bottom:1px solid #ddd;text-align:right}td:first-child,"
-         "th:first-child{text-align:left}svg{max-width:100%;height:auto}.plots{display:flex;flex-wrap:wrap;gap:1em}")
+         "collapse;margin:1em 0}td,th{padding:3px 9px;border-bottom:1px solid #ddd;text-align:right;vertical-align:top}"
+         "td:first-child,th:first-child{text-align:left;white-space:nowrap}svg{max-width:100%;height:auto}"
+         ".plots{display:flex;flex-wrap:wrap;gap:1em}.wide{overflow-x:auto;font-size:13px}"
+         ".settings td{text-align:left;overflow-wrap:anywhere}")
 Series = dict[str, list[tuple[float, float]]]
 
 
@@ -22,7 +24,7 @@ def line_chart(title: str, x_name: str, y_name: str, series: Series, mark: float
     points = [point for line in series.values() for point in line]
     if not points:
         return ""
-    most = max([y for _, y in points] + [mark or 0]) * 1.1 or 1.0
+    most = top(max([y for _, y in points] + [mark or 0]))
     low, high = math.log2(min(x for x, _ in points)), math.log2(max(x for x, _ in points))
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -49,7 +51,7 @@ def bar_chart(title: str, y_name: str, bars: Sequence[tuple[str, float, tuple[fl
     """Bars with their intervals."""
     if not bars:
         return ""
-    most = max(max(value, span[1] if span else 0) for _, value, span in bars) * 1.1 or 1.0
+    most = top(max(max(value, span[1] if span else 0) for _, value, span in bars))
     parts, step = _frame(title, "", y_name, most), (WIDTH - LEFT - 20) / len(bars)
 
     def height(value: float) -> float:
@@ -59,11 +61,23 @@ def bar_chart(title: str, y_name: str, bars: Sequence[tuple[str, float, tuple[fl
         x = LEFT + step * (number + 0.5)
         parts.append(f'<rect x="{x - step * 0.3:.1f}" y="{height(value):.1f}" width="{step * 0.6:.1f}" '
                      f'height="{HEIGHT - BOTTOM - height(value):.1f}" fill="{COLOURS[0]}"/>')
-        parts += [_text(x, HEIGHT - BOTTOM + 16, name), _text(x, height(value) - 6, f"{value:.2f}")]
+        above = height(span[1] if span else value) - 6
+        parts += [_text(x, HEIGHT - BOTTOM + 16, name), _text(x, above, f"{value:.2f}")]
         if span:
             parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{height(span[0]):.1f}" y2="{height(span[1]):.1f}" '
                          'stroke="#222" stroke-width="2"/>')
     return "".join([*parts, "</svg>"])
+
+
+def top(most: float) -> float:
+    """The least round number above `most`, of which fifths are round, too."""
+    power = 10 ** math.floor(math.log10(most)) if most > 0 else 1.0
+    return float(next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 12.5) if step * power > 1.05 * most))
+
+
+def number(value: float) -> str:
+    """Four digits or fewer, but whole thousands in full."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _frame(title: str, x_name: str, y_name: str, most: float) -> list[str]:
@@ -73,10 +87,11 @@ def _frame(title: str, x_name: str, y_name: str, most: float) -> list[str]:
              f'<text x="{LEFT}" y="16" font-weight="bold">{html.escape(title)}</text>',
              _text(WIDTH / 2, HEIGHT - 6, x_name),
              f'<text x="{WIDTH - 20}" y="16" text-anchor="end" fill="#666">{html.escape(y_name)}</text>']
-    for share in (0, 0.25, 0.5, 0.75, 1):
+    for share in (0, 0.2, 0.4, 0.6, 0.8, 1):
         y = HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e5e5"/>'
-                     f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#666">{most * share:.3g}</text>')
+                     f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#666">{number(most * share)}'
+                     '</text>')
     return parts
 
 
@@ -107,10 +122,6 @@ def page(report: dict[str, Any]) -> str:
                  (str(k), rate, None) for k, rate in enumerate(first["rates"], 1)]) if first else "",
              line_chart("Time to first token, median", "requests at a time", "ms", line("ttft", "p50", 1000)),
              line_chart("Time per output token, median", "requests at a time", "ms", line("tpot", "p50", 1000))]
-    table = [entry.split(",") for entry in as_csv(rows).splitlines()]
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(_short(cell))}</td>" for cell in entry) + "</tr>"
-                   for entry in table[1:])
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table[0])
     settings = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
                        for name, value in report["config"].items() if value not in (None, "", [], {}))
     title = f"eyas-serve bench: {report['engine']['name']} {report['engine']['version']}"
@@ -119,13 +130,38 @@ def page(report: dict[str, Any]) -> str:
             f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1><p>Acceptance length is "
             f"{html.escape(report['definition'])}. Outputs with and without the draft: {identical}.</p>"
             f"<div class='plots'>{''.join(plots)}</div>"
-            f"<table><thead><tr>{head}</tr>"
-            f"</thead><tbody>{body}</tbody></table><h2>Settings</h2>"
-            f"<table>{settings}</table></body></html>\n")
+            f"{_table(HEAD, [_cells(row) for row in rows])}{_against(report.get('against'))}<h2>Settings</h2>"
+            f"<table class='settings'>{settings}</table></body></html>\n")
 
 
-def _short(cell: str) -> str:
-    try:
-        return f"{float(cell):.4g}" if "." in cell else cell
-    except ValueError:
-        return cell
+HEAD = ("arm", "at a time", "data set", "requests", "tokens", "tokens/s", "acceptance length [95 %]",
+        "accepted at position 1, 2, ... given the one before", "TTFT ms p50 / p90 / p99", "TPOT ms p50 / p90 / p99")
+
+
+def _cells(row: Row) -> list[str]:
+    length = "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.3f}"
+    length += f" [{row['interval'][0]:.3f}, {row['interval'][1]:.3f}]" if row["interval"] else ""
+    speed = "" if row["tokens_per_second"] is None else number(row["tokens_per_second"])
+    return [row["arm"], str(row["concurrency"]), row["data_set"], str(row["requests"]), str(row["tokens"]), speed,
+            length, " ".join(f"{rate:.2f}" for rate in row["rates"]), *(
+                " / ".join(number(1000 * row[name][share]) for share in ("p50", "p90", "p99")) if row[name] else ""
+                for name in ("ttft", "tpot"))]
+
+
+def _against(against: dict[str, Any] | None) -> str:
+    """What `--against` found, where it was asked for."""
+    if against is None:
+        return ""
+    head = ("arm", "at a time", "data set", "acceptance length before", "now", "", "speed, times the earlier")
+    rows = [[row["arm"], str(row["concurrency"]), row["data_set"],
+             *("" if length is None else f"{length:.3f}" for length in row["acceptance_length"]), row["acceptance"],
+             "" if row["speed_ratio"] is None else f"{row['speed_ratio']:.3f}"] for row in against["rows"]]
+    return f"<h2>Against {html.escape(against['report'])}</h2>{_table(head, rows)}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(line("td", cells) for cells in rows)
+    return f"<div class='wide'><table><thead>{line('th', head)}</thead><tbody>{body}</tbody></table></div>"
