@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,11 +64,17 @@ def test_a_baseline_is_used_again(config: BenchConfig, monkeypatch: pytest.Monke
 
 
 def test_a_running_server_and_json(config: BenchConfig, tmp_path: Path) -> None:
-    with Server(ServeConfig(**{name: getattr(config, name) for name in ServeConfig.__dataclass_fields__})) as server:
-        done = subprocess.run(
-            [sys.executable, "-m", "eyas_serve.cli", "bench", "--url", server.url, "--target", str(config.target),
-             "--prompts", str(config.prompts), "--out", str(tmp_path / "b.json"), "--limit", "2", "--json"],
-            capture_output=True, text=True, check=True)
+    key = tmp_path / "key"
+    key.write_text("a-long-secret-word\n")
+    served = ServeConfig(**{name: getattr(config, name) for name in ServeConfig.__dataclass_fields__})
+    with Server(dataclasses.replace(served, api_key_file=key)) as server:
+        words = [sys.executable, "-m", "eyas_serve.cli", "bench", "--url", server.url, "--target", str(config.target),
+                 "--prompts", str(config.prompts), "--out", str(tmp_path / "b.json"), "--limit", "2", "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True,
+                              env={**os.environ, "EYAS_API_KEY": "a-long-secret-word"})
+        refused = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "401" in refused.stderr
     result = json.loads(done.stdout)
     assert len(result["prompts"]) == 2
     assert result["outputs_identical"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +16,12 @@ from eyas_contract import InvalidInput
 from eyas_contract.commands import Progress, plain_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_serve.acceptance import DEFINITION, Acceptance
+from eyas_serve.api_key import read_key
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig
 from eyas_serve.html import page
 from eyas_serve.levels import Arm, Row, as_csv, compare, lines, summarise_level
+from eyas_serve.probe.session import API_KEY
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
 
@@ -150,13 +153,15 @@ def read_report(path: Path) -> Report:
 
 def _measure_url(config: BenchConfig, prompts: list[Prompt], levels: Levels) -> tuple[str, Run, Run | None]:
     assert config.url is not None
-    client = Client(config.url)
+    key = read_key(config) or os.environ.get(API_KEY, "")
+    client = Client(config.url, api_key=key)
     version = str(client.info().get("version", "unknown"))
     run, rows = measure_levels(client, prompts, config, config.url, "draft")
     levels += rows
     if config.baseline_url is None:
         return version, run, None
-    baseline, rows = measure_levels(Client(config.baseline_url), prompts, config, config.baseline_url, "target alone")
+    baseline, rows = measure_levels(Client(config.baseline_url, api_key=key), prompts, config, config.baseline_url,
+                                    "target alone")
     levels += rows
     return version, run, baseline
 

@@ -112,7 +112,8 @@ class BenchConfig(ServeConfig):
     baseline: bool = True
     """Measure without the draft too, and compare the outputs token for token."""
     url: str | None = None
-    """Measure this running server instead of starting any; no baseline then, unless --baseline-url names one."""
+    """Measure this running server instead of starting any; no baseline then, unless --baseline-url names one. A
+    key is read from EYAS_API_KEY, or as for a launch."""
     baseline_url: str | None = None
     """A running server without the draft, to compare --url with."""
     baseline_report: Path | None = None
