@@ -49,27 +49,34 @@ GOAL = 0.01  # share of the throughput
 SCRAPE = 5.0  # seconds between two looks at the metrics
 
 
-@contextmanager
-def bare(config: ServeConfig, folder: Path, seconds: float) -> Iterator[Client]:
-    """SGLang alone: no plug-in, no handshake, up once it answers /health."""
-    interpreter, port = find_interpreter(config.engine_python, config.device), choose_port(config.host, 0)
-    environment = engine_environment(config, folder, cores())
-    for name in (STATUS_DIR, SWITCH):
-        environment.pop(name)
-    command = [str(interpreter.python), "-m", MODULE, *engine_arguments(config, port)]
-    child, client = Child(command, environment, folder / "server.log"), Client(f"http://{config.host}:{port}")
-    deadline = time.monotonic() + seconds
-    try:
-        while not client.healthy():
-            if child.exit_code() is not None or time.monotonic() > deadline:
-                child.stop(0.0)
-                raise EngineFailure("bare SGLang", last_words(folder / "server.log"),
-                                    f"a server within {seconds:.0f} s", "Give --start-seconds, or see the words above.")
+class Bare:
+    """SGLang alone: no plug-in, no handshake. Use as a context manager; `wait` until it is up."""
+
+    def __init__(self, config: ServeConfig, folder: Path) -> None:
+        interpreter, port = find_interpreter(config.engine_python, config.device), choose_port(config.host, 0)
+        environment = engine_environment(config, folder, cores())
+        for name in (STATUS_DIR, SWITCH):
+            environment.pop(name)
+        command = [str(interpreter.python), "-m", MODULE, *engine_arguments(config, port)]
+        self.log = folder / "bare.log"
+        self.client = Client(f"http://{config.host}:{port}")
+        self.child = Child(command, environment, self.log)
+
+    def __enter__(self) -> Bare:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
+        self.child.stop()
+
+    def wait(self, seconds: float) -> None:
+        """Until it answers /health. Raises EngineFailure after `seconds`, or once it has ended."""
+        deadline = time.monotonic() + seconds
+        while not self.client.healthy():
+            if self.child.exit_code() is not None or time.monotonic() > deadline:
+                raise EngineFailure("bare SGLang", last_words(self.log), f"a server within {seconds:.0f} s",
+                                    "Give --start-seconds, or see the words above.")
             time.sleep(0.2)
-        yield client
-    finally:
-        client.close()
-        child.stop()
 
 
 @contextmanager
@@ -138,7 +145,7 @@ def machine() -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Both servers, one after the other, then the pairs; returns what was written."""
+    """Both servers, started together, then the pairs; returns what was written."""
     config = ServeConfig(
         target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
         engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
@@ -151,12 +158,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eyas-overhead-")))
         expose_plugin(folder / "entry", "eyas-serve")
+        off = stack.enter_context(Bare(replace(config, metrics=False), folder))
         server = stack.enter_context(Server(config, print))
         assert server.engine is not None
         result["sglang"] = server.engine.sglang
-        off = stack.enter_context(bare(replace(config, metrics=False), folder, options.start_seconds))
+        off.wait(options.start_seconds)
         looks = stack.enter_context(scraped(server.client))
-        measure({"on": server.client, "off": off}, options, prompts, result)
+        measure({"on": server.client, "off": off.client}, options, prompts, result)
     result["metrics_read"] = len(looks)
     if any(status != 200 for status in looks):
         raise EngineFailure(server.url, f"HTTP status {set(looks)} for /metrics", "metrics of the server that is `on`",
@@ -178,7 +186,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--mem-fraction", type=float, help="of each of the two servers")
     parser.add_argument("--seconds", type=float, default=120.0, help="of measuring")
-    parser.add_argument("--start-seconds", type=float, default=180.0, help="the bare server may take to start")
+    parser.add_argument("--start-seconds", type=float, default=180.0, help="for the bare server, after the other")
     parser.add_argument("--extra", default="", help="further arguments of SGLang, for both servers")
     return parser.parse_args(argv)
 
