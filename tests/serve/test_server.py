@@ -104,6 +104,13 @@ def test_invented_acceptance_is_refused(scenario: Scenario, monkeypatch: pytest.
 def test_interpreter_without_sglang(scenario: Scenario, tmp_path: Path) -> None:
     assert "sglang is not installed" in failure(scenario("ok", engine_python=Path(sys.executable)))
     assert "cannot be run" in failure(scenario("ok", engine_python=tmp_path / "none"))
+    bare = tmp_path / "bare"
+    bare.write_text('#!/bin/sh\necho \'{"sglang": "0.5.20", "torch": null, "eyas-native": null, "plugin": false}\'\n')
+    bare.chmod(0o755)
+    text = failure(scenario("ok", engine_python=bare))
+    assert "eyas-serve not installed there. Wanted: the guard beside sglang" in text
+    assert f"Run in a checkout of eyas: {bare} -m pip install" in text
+    assert "eyas-serve and eyas-native not" in failure(scenario("ok", engine_python=bare, device="cpu"))
 
 
 def signal_launch(name: str, number: signal.Signals, folder: Path, python: Path) -> tuple[int, float, int]:

@@ -62,5 +62,5 @@ def find_interpreter(given: Path | None, device: str) -> Interpreter:
     if missing:
         raise EngineFailure(where, f"{' and '.join(missing)} not installed there",
                             "the guard beside sglang, and on a CPU the kernels, by eyas-serve",
-                            f"Run: {python} -m pip install {' '.join(missing)}")
+                            f"Run in a checkout of eyas: {python} -m pip install packages/contract . packages/serve")
     return Interpreter(python, found["sglang"], found["torch"], found["eyas-native"])
