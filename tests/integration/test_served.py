@@ -24,6 +24,7 @@ from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server
 from eyas_serve.bench import Run, measure, summarise
 from eyas_serve.probe.session import ProbeReport, probe_client
+from eyas_serve.processes import running
 from eyas_serve.prompts import load_prompts
 
 pytestmark = pytest.mark.integration
@@ -35,7 +36,7 @@ CHAIN = {"steps": 3, "topk": 1, "num_draft_tokens": 4}
 @pytest.fixture(scope="module")
 def config(tiny_target: Path, trained_draft: Path, engine_python: Path) -> ServeConfig:
     return ServeConfig(target=tiny_target, draft=trained_draft, device="cpu", dtype="float32", port=0,
-                       engine_python=engine_python, radix_cache=False, max_total_tokens=4096, **TREE)
+                       engine_python=engine_python, radix_cache=False, max_total_tokens=4096, cuda_graph_max_bs=8, **TREE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def test_launch_bench_probe_stop(bench: BenchConfig, plain: Served, shape: dict[
     assert drafted.probe is not None
     assert not drafted.probe.findings, drafted.probe.text(False)
     assert len(drafted.processes) > shape.get("tp", 1)
-    assert not [process for process in drafted.processes if process.is_running()]
+    assert not [process for process in drafted.processes if running(process.pid)]
 
 
 @pytest.fixture

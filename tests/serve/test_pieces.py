@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from eyas_contract import InvalidInput
 from eyas_serve import ServeConfig
 from eyas_serve.acceptance import Acceptance
+from eyas_serve.failures import explain
 from eyas_serve.flags import engine_arguments, engine_environment
 from eyas_serve.handshake import RankStatus, read_all
 from eyas_serve.log import LogReader, last_words
@@ -127,3 +128,13 @@ def test_the_log_is_read_to_its_end_through_a_flood(tmp_path: Path, monkeypatch:
     reader = LogReader(path)
     reader.finish()
     assert [(found.rank, found.error) for found in reader.exceptions] == [("tp3-pp0-dp0", "ValueError: the last word")]
+
+
+def test_a_flag_that_the_engine_does_not_know_is_its_last_word(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    line = "sglang serve: error: ambiguous option: --cuda-graph-max-bs could match --cuda-graph-max-bs-decode, ..."
+    path.write_text("usage: sglang serve [-h]\n" + "          [--flag {a,b}]\n" * 50 + line + "\n")
+    assert last_words(path) == line
+    cause = explain(line)
+    assert cause is not None
+    assert cause.name == "wrong_flags"

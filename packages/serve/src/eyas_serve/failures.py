@@ -102,7 +102,7 @@ _CAUSES: tuple[tuple[str, Cause | Callable[[str, str], Cause]], ...] = (
         "disk_full", "a disk or /dev/shm is full", "See `df -h`; a container's /dev/shm grows with --shm-size.")),
     (r"Bus error", Cause("shared_memory", "a memory map lost its backing: /dev/shm too small, or a disk failed",
                          "Give the container --shm-size=32g or --ipc=host; see `dmesg`.")),
-    (r"error: (?:unrecognized arguments|argument --|the following arguments)", Cause(
+    (r"error: (?:unrecognized arguments|ambiguous option|argument --|the following arguments)", Cause(
         "wrong_flags", "SGLang does not know one of its flags", "Correct --extra; `python -m sglang.launch_server "
         "--help` lists what this version has.")),
 )

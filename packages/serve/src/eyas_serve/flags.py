@@ -47,7 +47,7 @@ def _scale(config: ServeConfig) -> list[str]:
             ("--dp-size", config.dp, 1), ("--ep-size", config.ep, 1), ("--nnodes", config.nnodes, 1),
             ("--node-rank", config.node_rank, 0), ("--dist-init-addr", config.dist_init_addr, ""),
             ("--mem-fraction-static", config.mem_fraction, None),
-            ("--cuda-graph-max-bs", config.cuda_graph_max_bs, None)):
+            ("--cuda-graph-max-bs-decode", config.cuda_graph_max_bs, None)):
         if value != usual:
             words += [flag, str(value)]
     for flag, wanted in (("--disable-cuda-graph", not config.cuda_graph), ("--enable-metrics", config.metrics),

@@ -18,6 +18,7 @@ PHASES = (  # a line of SGLang's log -> what it is doing; for ranks that have no
 )
 PLUGIN_FAULT = re.compile(r"Failed to (?:load plugin eyas_serve|execute general plugin: eyas_serve|apply hooks to .*)")
 _ERROR_LINE = re.compile(r"^(?:\[[^\]]*\] )?[A-Za-z_][\w.]*(?:Error|Exception|Failure|Interrupt|Exit|Input|Mismatch)\b")
+_USAGE = re.compile(r"^[\w. -]+: error: ")  # argparse's last line, after a page of flags
 _BEGIN = re.compile(r"hit an exception|^(?:\[[^\]]*\] )?Traceback \(most recent call last\)")
 _PREFIX = re.compile(r"^\[[^\]]*\]\s*")
 _SPEAKER = re.compile(r"(\[[^\[\]]*\]) (?:Scheduler|DataParallelController|TokenizerManager) hit an exception")
@@ -174,4 +175,6 @@ def last_words(path: Path, lines: int = 12) -> str:
     if found:
         return _message(candidates[found[0] if starts else found[-1]:], lines)
     kept = [line for line in text if line.strip()]
+    if kept and _USAGE.match(kept[-1]):
+        return kept[-1]
     return "\n".join(line[:500] for line in kept[-lines:]) or "it wrote nothing"
