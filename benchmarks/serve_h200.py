@@ -86,8 +86,9 @@ class Run:
             try:
                 told, _ = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
-                end(process)
                 raise StepError(f"ended after its {seconds:.0f} s; see {name}.log") from None
+            finally:
+                end(process)
             log.write(told)
         if process.returncode:
             raise StepError(f"exit code {process.returncode}: {(self.out / f'{name}.log').read_text()[-1500:]}")
@@ -277,6 +278,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     expose_plugin(options.out / "entry", "eyas-serve")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run, share = Run(options), 60 * options.minutes
     try:
         run.step("launch", 0.25 * share, lambda seconds: launch(run, seconds))

@@ -36,7 +36,8 @@ CHAIN = {"steps": 3, "topk": 1, "num_draft_tokens": 4}
 @pytest.fixture(scope="module")
 def config(tiny_target: Path, trained_draft: Path, engine_python: Path) -> ServeConfig:
     return ServeConfig(target=tiny_target, draft=trained_draft, device="cpu", dtype="float32", port=0,
-                       engine_python=engine_python, radix_cache=False, max_total_tokens=4096, cuda_graph_max_bs=8, **TREE)
+                       engine_python=engine_python, radix_cache=False, max_total_tokens=4096, cuda_graph_max_bs=8,
+                       **TREE)
 
 
 @dataclasses.dataclass(frozen=True)

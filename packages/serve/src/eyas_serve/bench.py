@@ -73,7 +73,8 @@ def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: s
         seconds = time.perf_counter() - start
         busy = (time.process_time() - used) / seconds
     asked, answers = (tuple(column) for column in zip(*done, strict=True))
-    bar.close(f"acceptance length {Acceptance.of(a.histogram for a in answers).length:.2f}")
+    acceptance = Acceptance.of(answer.histogram for answer in answers)
+    bar.close(f"acceptance length {acceptance.length:.2f}" if acceptance.rounds else "")
     return Run(answers, seconds, busy, asked)
 
 

@@ -51,7 +51,8 @@ def launch(config: LaunchConfig) -> int:
 def bench(config: BenchConfig, as_json: bool) -> int:
     """Measure; the table goes to stdout, or with --json the report."""
     result = run_bench(config, _complain if as_json else _say)
-    print(json.dumps(result) if as_json else f"{table(result)}\n{config.out}")
+    files = ", ".join(str(config.out.with_suffix(end)) for end in (config.out.suffix, ".csv", ".html"))
+    print(json.dumps(result) if as_json else f"{table(result)}\n{files}")
     return 0
 
 
