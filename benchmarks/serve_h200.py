@@ -189,8 +189,8 @@ def bench(run: Run, seconds: float) -> Facts:
     """With and without the draft at every concurrency."""
     options, (draft, alone) = run.options, run.servers
     first, *others = options.concurrencies
-    words = [*CLI, "bench", "--target", options.target, "--url", draft.url, "--baseline-url", alone.url, "--prompts",
-             options.prompts, "--turns", options.turns, "--limit", options.limit, "--max-new-tokens",
+    words = [*CLI, "bench", *run.engine_flags(), *run.draft_flags(), "--url", draft.url, "--baseline-url", alone.url,
+             "--prompts", options.prompts, "--turns", options.turns, "--limit", options.limit, "--max-new-tokens",
              options.max_new_tokens, "--concurrency", first, "--out", run.out / "bench.json"]
     words += ["--sweep", *others] if others else []
     words += ["--data-sets", *options.data_sets] if options.data_sets else []
