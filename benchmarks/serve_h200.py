@@ -33,6 +33,7 @@ from engine_path import expose_plugin
 from guard_overhead import machine
 
 from eyas_contract.contract import read_json, write_text_atomic
+from eyas_serve.processes import running
 
 HERE = Path(__file__).resolve().parent
 CLI = (sys.executable, "-m", "eyas_serve.cli")
@@ -147,7 +148,7 @@ class Launch:
         tree = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         began = time.monotonic()
         code = end(self.process)
-        left = sum(process.is_running() for process in tree)
+        left = sum(running(process.pid) for process in tree)
         self.errors.close()
         return {"exit_code": code, "processes": len(tree), "left": left,
                 "seconds": round(time.monotonic() - began, 1)}
