@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from leftovers import orphans
 
 from eyas_serve import ServeConfig
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
 
 
 @pytest.fixture(scope="session")
@@ -34,30 +34,6 @@ def scenario(monkeypatch: pytest.MonkeyPatch, fake_python: Path, tmp_path: Path)
                               "stall_seconds": 20.0, **settings})
 
     return make
-
-
-def engines(marker: str) -> list[psutil.Process]:
-    """Living processes whose engine reports into a folder below `marker`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            folder = process.environ().get("EYAS_STATUS_DIR", "")
-            if folder.startswith(marker) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def orphans(marker: str) -> list[psutil.Process]:
-    """Those that still live after 10 s; they are ended."""
-    deadline = time.monotonic() + 10
-    while engines(marker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = engines(marker)
-    for process in left:
-        process.kill()
-    return left
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fake_server import serve
+from fake_server import died, serve
 
 PHASES = ("starting", "loading target weights", "allocating target KV cache", "capturing target graphs",
           "loading draft weights", "allocating draft KV cache", "capturing draft graphs", "ready")
@@ -125,17 +125,18 @@ class Rank:
         if not fate or fate["in"] != phase:
             return
         mine = fate["rank"] in (self.rank, "main") or (self.plan["ranks"] == 1 and self.rank == 0)
-        time.sleep(0.0 if mine else 0.2)
         if mine:
             self.meet(phase)
             die(fate["how"], phase, self.rank if fate["rank"] == "main" else fate["rank"], self.main, self.plan)
         if fate["how"] in ("kill", "leave"):
             time.sleep(60)  # its peers wait for it in a collective
+        while not died().exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
         status(self.rank, phase, error="ConnectionError: Connection closed by peer")
         say("Scheduler hit an exception: Traceback (most recent call last):\nConnectionError: Connection reset by peer",
             self.rank, self.plan)
         time.sleep(60)
-
 
     def meet(self, phase: str) -> None:
         """Wait for rank 0, as a collective does: its log stands before this rank's end."""
@@ -145,7 +146,7 @@ class Rank:
 
 
 def die(how: str, phase: str, rank: int, main: int, plan: dict[str, Any]) -> None:
-    (Path(os.environ["EYAS_STATUS_DIR"]).parent / "died").write_text(str(time.time()))
+    died().write_text(str(time.time()))
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "leave":

@@ -26,6 +26,11 @@ def api_key() -> str:
     return str(api_key.value)  # type: ignore[attr-defined]
 
 
+def died() -> Path:
+    """Where the time of a scripted death is written down."""
+    return Path(os.environ["EYAS_STATUS_DIR"]).parent / "died"
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/metrics":
@@ -41,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         if PLAN.get("hold") == "warm-up":
             time.sleep(60)
         if (PLAN.get("die") or {}).get("in") == "warm-up":
-            (Path(os.environ["EYAS_STATUS_DIR"]).parent / "died").write_text(str(time.time()))
+            died().write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
         count, drafting = body["sampling_params"]["max_new_tokens"], "--speculative-algorithm" in sys.argv
         ids = [(sum(body["input_ids"]) + i) % 50 for i in range(count)]

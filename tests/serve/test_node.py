@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import orphans
 from fake_engine import PHASES, WORDS
+from leftovers import orphans
 from rich.console import Console
 
 from eyas_contract import EngineFailure, InvalidInput
@@ -29,7 +29,7 @@ from eyas_serve.events import Event
 from eyas_serve.view import LiveView
 
 RANKS = [f"tp{n}-pp0-dp0" for n in range(8)]
-AT_A_TIME = 6  # launches: they mostly wait
+AT_A_TIME = 4  # launches: they mostly wait
 SOON = 10.0  # seconds from an event to its verdict
 Node = Callable[..., ServeConfig]
 

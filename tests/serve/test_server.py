@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import orphans
+from leftovers import orphans
 
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import ServeConfig, Server
