@@ -85,6 +85,7 @@ def test_against_a_scripted_engine(scenario: Callable[..., ServeConfig], tiny_ta
     best = result["advice"]["1"]["best"]
     loaded = load_toml(ServeConfig, config.serve_toml)
     assert ("draft" in loaded) == (best != "none")
+    assert not {"port", "run_dir", "radix_cache", "metrics"} & set(loaded)
 
 
 def test_an_arm_that_does_not_start_is_left_out(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,

@@ -142,7 +142,8 @@ class TuneConfig(ServeConfig):
     out: Path = Path("tune.json")
     """The report."""
     serve_toml: Path = Path("serve.toml")
-    """Settings of the best arm at the smallest concurrency, for `eyas-serve launch --config`."""
+    """Settings of the best arm at the smallest concurrency, for `eyas-serve launch --config`; with radix cache and
+    metrics, which are off while measuring."""
     shapes: tuple[str, ...] = ("1/1/2", "2/1/3", "3/1/4", "5/1/6", "3/2/6", "3/4/8", "3/4/16")
     """Trees to try, as steps/topk/tokens. The target alone is always tried, first."""
     backends: tuple[str, ...] = ()

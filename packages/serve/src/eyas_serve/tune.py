@@ -170,11 +170,14 @@ def advise(rows: Sequence[Row], levels: Sequence[int]) -> dict[str, Any]:
 
 
 def as_toml(config: ServeConfig) -> str:
-    """A file for `eyas-serve launch --config`: what differs from the defaults. JSON's scalars are TOML's too."""
+    """A file for `eyas-serve launch --config`: what differs from the defaults. JSON's scalars are TOML's too.
+
+    Radix cache and metrics are off for measuring alone, and so are not in it.
+    """
     lines = []
     for field in dataclasses.fields(ServeConfig):
         value = getattr(config, field.name)
-        if value == field.default or field.name in ("port", "run_dir"):
+        if value == field.default or field.name in ("port", "run_dir", "radix_cache", "metrics"):
             continue
         plain = str(value.resolve()) if isinstance(value, Path) else value
         if isinstance(plain, (str, int, float)):
