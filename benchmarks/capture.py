@@ -265,21 +265,34 @@ def equal(options: argparse.Namespace, results: Results, work: Path, server: Ser
         data.write_text("".join(line for line, _ in zip(source, range(options.rows), strict=False)))
     spec = TargetSpec.from_folder(options.target)
     aux = default_aux_layer_ids(spec.num_layers)
-    near = tuple(sorted({k + d for k in aux for d in (-1, 0, 1)} | {spec.num_layers - 2}))
     common = {"device": options.device, "overlong": "truncate", "max_length": 2048}
     by_engine = run(RunConfig(options.target, data, work / "sglang", engine="sglang", servers=(server.url,),
                               store_dtype=store_dtype, **common))
-    run(RunConfig(options.target, data, work / "hf", aux_layers=near, **common))
+    run(RunConfig(options.target, data, work / "hf", aux_layers=near_layers(aux, spec), **common))
     ours, theirs = (states_of(work / name) for name in ("sglang", "hf"))
-    width = spec.hidden_size
-    layers = {k: theirs[:, i * width:(i + 1) * width] for i, k in enumerate((*near, spec.num_layers - 1))}
+    for k, error, beside in layer_errors(ours, theirs, spec, aux):
+        results.add(part="equal", store=store_dtype, layer=k, error=error, next_best=beside, tokens=len(ours))
+    results.add(part="equal", store=store_dtype, check=by_engine.check, samples=by_engine.samples,
+                rejected=by_engine.rejected, bytes_per_token=by_engine.bytes / by_engine.tokens)
+
+
+def near_layers(aux: Sequence[int], spec: TargetSpec) -> tuple[int, ...]:
+    """The layers that are stored and those beside them; the last one is stored anyhow."""
+    return tuple(sorted({k + d for k in aux for d in (-1, 0, 1)} | {spec.num_layers - 2}))
+
+
+def layer_errors(ours: torch.Tensor, theirs: torch.Tensor, spec: TargetSpec, aux: Sequence[int]
+                 ) -> list[tuple[int, float, float]]:
+    """Relative error of each stored layer to the same layer of `theirs`, a store of `near_layers`, and to the one
+    beside it that is nearest."""
+    width, found = spec.hidden_size, []
+    layers = {k: theirs[:, i * width:(i + 1) * width]
+              for i, k in enumerate((*near_layers(aux, spec), spec.num_layers - 1))}
     for i, k in enumerate((*aux, spec.num_layers - 1)):
         state = ours[:, i * width:(i + 1) * width]
         errors = {j: float((state - layers[j]).norm() / layers[j].norm()) for j in (k - 1, k, k + 1) if j in layers}
-        results.add(part="equal", store=store_dtype, layer=k, error=errors.pop(k),
-                    next_best=min(errors.values()), tokens=len(state))
-    results.add(part="equal", store=store_dtype, check=by_engine.check, samples=by_engine.samples,
-                rejected=by_engine.rejected, bytes_per_token=by_engine.bytes / by_engine.tokens)
+        found.append((k, errors.pop(k), min(errors.values())))
+    return found
 
 
 def states_of(store: Path) -> torch.Tensor:

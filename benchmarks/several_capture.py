@@ -1,0 +1,202 @@
+"""Part `capture` of `several_gpus.sh`: hidden states through SGLang with 1, 2, 4, 8 tensor-parallel ranks.
+
+The target is a Llama of random weights whose heads every number of ranks divides (see `several_models.py`). With each
+number: its states against Hugging Face's and against those of one rank, who writes, whether every row is there, and
+tokens/s of prefill without and with the store. Then, with the most ranks, one of them is killed in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from several import Part, conversations, gpu_memory, living, memory_left, part  # puts the tests' helpers on the path
+
+from capture import captured_rate, contract_of, cut, layer_errors, near_layers, plain_rate, shards, states_of
+from processes import title
+
+from eyas_contract import Manifest, TargetSpec, default_aux_layer_ids
+from eyas_extract.check import check
+from eyas_extract.config import EngineConfig, RunConfig
+from eyas_extract.engine import capturing
+from eyas_extract.engine_process import Engine
+from eyas_extract.run import run
+from several_models import random_target
+
+GPU_ARGS = "--attention-backend triton --mem-fraction-static 0.5 --max-total-tokens 200000 --disable-cuda-graph"
+CPU_ARGS = "--chunked-prefill-size 64"
+AHEAD = 2  # shards in flight in the run that is disturbed
+NOISE = {"float32": 1e-4, "bfloat16": 0.05}  # largest relative error to Hugging Face's states
+
+
+class Capture:
+    """Inputs, and what every run has in common."""
+
+    def __init__(self, part: Part) -> None:
+        self.part, self.root = part, part.work / "stores"
+        self.target = random_target(part.work / "target", part.target, not part.cpu)
+        self.spec = TargetSpec.from_folder(self.target)
+        self.aux = default_aux_layer_ids(self.spec.num_layers)
+        rows, turns = (40, (1, 6)) if part.cpu else (64, (10, 40))
+        self.rows = rows
+        self.data = conversations(part.work / "data.jsonl", rows, turns, seed=5)
+        self.shard_tokens = 300 if part.cpu else 1024
+        self.engine_args = CPU_ARGS if part.cpu else GPU_ARGS
+
+    def config(self, name: str, **changes: Any) -> RunConfig:
+        """A run into the store `name`."""
+        return RunConfig(self.target, self.data, self.root / name, max_length=8192, shard_tokens=self.shard_tokens,
+                         device=self.part.device, dtype=self.part.dtype, **changes)
+
+    def require_whole(self, name: str, ranks: int) -> None:
+        """Rows complete, checksums right."""
+        report = check(self.root / name)
+        found = {"samples": report.samples, "tokens": report.tokens, "damage": [str(d) for d in report.damage[:3]]}
+        self.part.check(f"every row is in the store ({name})", ranks, found, f"{self.rows} samples, no damage",
+                        report.complete and report.samples == self.rows and not report.damage)
+
+    def require_right(self, name: str, ranks: int, theirs: torch.Tensor) -> float:
+        """Each layer's states Hugging Face's own, and nearer to them than to the layers beside; returns the worst."""
+        ours, worst = states_of(self.root / name), 0.0
+        errors = layer_errors(ours, theirs, self.spec, self.aux)
+        found = {str(k): [float(f"{error:.2e}"), float(f"{beside:.2e}")] for k, error, beside in errors}
+        noise = NOISE[self.part.dtype]
+        self.part.check(f"states are Hugging Face's ({name})", ranks, found,
+                        f"relative error of each layer at most {noise} and below that of the layers beside it",
+                        all(error <= noise and error < beside for _, error, beside in errors))
+        worst = max(error for _, error, _ in errors)
+        return worst
+
+
+def scheduler_pids(engine: psutil.Process) -> list[int]:
+    """Process ids of the ranks, in their order."""
+    ranks = [p for p in engine.children(recursive=True) if "sglang::scheduler" in title(p)]
+    return [p.pid for p in sorted(ranks, key=title)]
+
+
+def writers(pids: list[int], folder: Path) -> list[int]:
+    """Numbers of the ranks that hold a shard of the store open for writing."""
+    found = []
+    for rank, pid in enumerate(pids):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target, flags = str(link.readlink()), Path(f"/proc/{pid}/fdinfo/{link.name}").read_text().split()[3]
+            except OSError:  # closed meanwhile
+                continue
+            if target.startswith(str(folder)) and "safetensors" in target and int(flags, 8) & 3:
+                found.append(rank)
+                break
+    return found
+
+
+def one_size(capture: Capture, ranks: int, theirs: torch.Tensor, noise: float | None) -> float:
+    """Everything with so many ranks; returns the noise of one rank."""
+    part, name = capture.part, f"tp{ranks}"
+    config = EngineConfig(capture.target, capture.root, device=part.device, dtype=part.dtype, tp=ranks, port=0,
+                          engine_args=capture.engine_args)
+    begun = time.monotonic()
+    with capturing(config) as engine:
+        started = time.monotonic() - begun
+        done = run(capture.config(name, engine="sglang", servers=(engine.server.url,)))
+        capture.require_whole(name, ranks)
+        worst = capture.require_right(name, ranks, theirs)
+        if noise is not None:
+            one, several = states_of(capture.root / "tp1"), states_of(capture.root / name)
+            error = float((several - one).norm() / one.norm())
+            part.check("states are those of one rank", ranks, float(f"{error:.2e}"),
+                       f"relative error at most twice one rank's worst to Hugging Face's ({2 * noise:.1e})",
+                       error <= 2 * noise)
+        pids = scheduler_pids(psutil.Process(engine.process.pid))
+        found = {"ranks": len(pids), "that write": writers(pids, capture.root / name)}
+        part.check("rank 0 alone writes", ranks, found, f"{ranks} ranks, of which [0] hold shards open",
+                   found == {"ranks": ranks, "that write": [0]})
+        part.number(ranks=ranks, start_seconds=round(started, 1), check=done.check, **rates(capture, engine))
+    return worst if noise is None else noise
+
+
+def rates(capture: Capture, engine: Engine) -> dict[str, Any]:
+    """Tokens/s of prefill without and with the store, median of two after a warm-up."""
+    tokens, length = (2048, 128) if capture.part.cpu else (1 << 17, 1024)
+    ids = torch.randint(3, capture.spec.vocab_size, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    parts = shards(cut(ids, length), 4 * length)
+    contract = contract_of(capture.target, capture.aux, {"float32": "F32", "bfloat16": "BF16"}[capture.part.dtype])
+    rows = [(plain_rate(engine.server, parts, 8), *captured_rate(engine.server, parts, contract,
+                                                                 capture.root / "rate", 8)) for _ in range(3)][1:]
+    plain, stored, gigabytes = (statistics.median(column) for column in zip(*rows, strict=True))
+    return {"tokens": tokens, "tokens_per_second": round(plain), "tokens_per_second_stored": round(stored),
+            "gb_per_second": round(gigabytes, 3)}
+
+
+def killed(capture: Capture, ranks: int, theirs: torch.Tensor) -> None:
+    """A rank dies by SIGKILL in the middle of a run that started the engine itself."""
+    part, store = capture.part, capture.root / "killed"
+    before: dict[str, tuple[int, int]] = {}
+    dead: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.is_set():
+            done = [shard.file for shard in Manifest.load(store).shards] if (store / "manifest.json").is_file() else []
+            pids = scheduler_pids(psutil.Process()) if len(done) >= 2 else []
+            if len(pids) == ranks:
+                before.update({file: identity(store / file) for file in done})
+                psutil.Process(pids[-1]).send_signal(signal.SIGKILL)
+                dead.append(ranks - 1)
+                return
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    begun = time.monotonic()
+    try:
+        run(capture.config("killed", engine="sglang", tp=ranks, ahead=AHEAD, engine_args=capture.engine_args))
+    finally:
+        over.set()
+        thread.join()
+    changed = [file for file, was in before.items() if identity(store / file) != was]
+    total = len(Manifest.load(store).shards)
+    found = {"killed rank": dead, "shards": total, "committed before": len(before), "of these written again": changed}
+    part.check("a killed rank costs only samples in flight", ranks, found,
+               f"a rank killed, before the last {AHEAD + 1} shards, and no committed shard touched",
+               bool(dead) and len(before) < total - AHEAD and not changed)
+    capture.require_whole("killed", ranks)
+    capture.require_right("killed", ranks, theirs)
+    part.number(ranks=ranks, killed_run_seconds=round(time.monotonic() - begun, 1))
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """What changes when a file is written again."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def main() -> None:
+    """All sizes, then the killed run."""
+    this = part("capture")
+    capture = Capture(this)
+    run(capture.config("hf", aux_layers=near_layers(capture.aux, capture.spec)))
+    torch.cuda.empty_cache() if not this.cpu else None
+    theirs = states_of(capture.root / "hf")
+    memory = [] if this.cpu else gpu_memory()
+    noise = None
+    for ranks in this.sizes:
+        noise = one_size(capture, ranks, theirs, noise)
+    if this.sizes[-1] > 1:
+        killed(capture, this.sizes[-1], theirs)
+    else:
+        this.skip("a killed rank costs only samples in flight", 2, "several ranks", "one GPU")
+    left = living("EYAS_CAPTURE", str(capture.root))
+    this.check("no process of an engine is left", this.sizes[-1], left, "none", not left)
+    if not this.cpu:
+        mib = memory_left(memory)
+        this.check("no GPU memory is left in use", this.sizes[-1], mib, "MiB on each GPU, at most 16", max(mib) <= 16)
+
+
+if __name__ == "__main__":
+    main()
