@@ -52,14 +52,21 @@ def serve(options: argparse.Namespace, backend: str, prompts: Prompts) -> tuple[
                          topk=options.topk, num_draft_tokens=options.num_draft_tokens, radix_cache=False,
                          preflight=False, extra=shlex.join([*flags, *shlex.split(options.extra)]))
     with Server(config, print) as server:
-        server.client.generate(prompts[0], options.max_new_tokens, ignore_eos=True)
-        first = [server.client.generate(ids, 1, ignore_eos=True).seconds for ids in prompts]
-        answers = [server.client.generate(ids, options.max_new_tokens, ignore_eos=True) for ids in prompts]
-        gaps = near_ties(server.url, prompts, answers, options.reference) if options.reference else []
+        row, answers = measured(server, prompts, options.max_new_tokens, options.reference)
+    return {"backend": backend, **row}, answers
+
+
+def measured(server: Server, prompts: Prompts, max_new_tokens: int,
+             reference: list[Generation] | None) -> tuple[dict[str, Any], list[Generation]]:
+    """All prompts through a running server, one at a time, greedy; compared with the reference's answers."""
+    server.client.generate(prompts[0], max_new_tokens, ignore_eos=True)
+    first = [server.client.generate(ids, 1, ignore_eos=True).seconds for ids in prompts]
+    answers = [server.client.generate(ids, max_new_tokens, ignore_eos=True) for ids in prompts]
+    gaps = near_ties(server.url, prompts, answers, reference) if reference else []
     seconds = sum(answer.seconds for answer in answers) - sum(first)
     acceptance = Acceptance.of(answer.histogram for answer in answers)
     tokens = sum(len(answer.output_ids) - 1 for answer in answers)
-    return {"backend": backend, "decode_tokens_per_second": round(tokens / seconds, 2),
+    return {"decode_tokens_per_second": round(tokens / seconds, 2),
             "prompt_seconds": round(sum(first), 3), "acceptance_length": round(acceptance.length, 4),
             "milliseconds_a_round": round(1e3 * seconds * acceptance.length / tokens, 3),
             "differing": gaps}, answers

@@ -16,10 +16,12 @@ from typing import Any
 
 import psutil
 import torch
-from several import Part, conversations, gpu_memory, living, memory_left, part  # puts the tests' helpers on the path
+from several import Part, conversations, gpu_memory, part  # puts the tests' helpers on the path
 
+# isort: split
 from capture import captured_rate, contract_of, cut, layer_errors, near_layers, plain_rate, shards, states_of
 from processes import title
+from several_models import random_target
 
 from eyas_contract import Manifest, TargetSpec, default_aux_layer_ids
 from eyas_extract.check import check
@@ -27,7 +29,6 @@ from eyas_extract.config import EngineConfig, RunConfig
 from eyas_extract.engine import capturing
 from eyas_extract.engine_process import Engine
 from eyas_extract.run import run
-from several_models import random_target
 
 GPU_ARGS = "--attention-backend triton --mem-fraction-static 0.5 --max-total-tokens 200000 --disable-cuda-graph"
 CPU_ARGS = "--chunked-prefill-size 64"
@@ -63,15 +64,13 @@ class Capture:
 
     def require_right(self, name: str, ranks: int, theirs: torch.Tensor) -> float:
         """Each layer's states Hugging Face's own, and nearer to them than to the layers beside; returns the worst."""
-        ours, worst = states_of(self.root / name), 0.0
-        errors = layer_errors(ours, theirs, self.spec, self.aux)
+        errors = layer_errors(states_of(self.root / name), theirs, self.spec, self.aux)
         found = {str(k): [float(f"{error:.2e}"), float(f"{beside:.2e}")] for k, error, beside in errors}
         noise = NOISE[self.part.dtype]
         self.part.check(f"states are Hugging Face's ({name})", ranks, found,
                         f"relative error of each layer at most {noise} and below that of the layers beside it",
                         all(error <= noise and error < beside for _, error, beside in errors))
-        worst = max(error for _, error, _ in errors)
-        return worst
+        return max(error for _, error, _ in errors)
 
 
 def scheduler_pids(engine: psutil.Process) -> list[int]:
@@ -181,7 +180,8 @@ def main() -> None:
     this = part("capture")
     capture = Capture(this)
     run(capture.config("hf", aux_layers=near_layers(capture.aux, capture.spec)))
-    torch.cuda.empty_cache() if not this.cpu else None
+    if not this.cpu:
+        torch.cuda.empty_cache()
     theirs = states_of(capture.root / "hf")
     memory = [] if this.cpu else gpu_memory()
     noise = None
@@ -191,11 +191,7 @@ def main() -> None:
         killed(capture, this.sizes[-1], theirs)
     else:
         this.skip("a killed rank costs only samples in flight", 2, "several ranks", "one GPU")
-    left = living("EYAS_CAPTURE", str(capture.root))
-    this.check("no process of an engine is left", this.sizes[-1], left, "none", not left)
-    if not this.cpu:
-        mib = memory_left(memory)
-        this.check("no GPU memory is left in use", this.sizes[-1], mib, "MiB on each GPU, at most 16", max(mib) <= 16)
+    this.nothing_left(this.sizes[-1], "EYAS_CAPTURE", memory)
 
 
 if __name__ == "__main__":

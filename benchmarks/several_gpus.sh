@@ -38,7 +38,7 @@ trap '[ -z "$running" ] || { kill "$running"; wait "$running"; }; rm -rf "$work"
 trap 'exit 143' TERM
 trap 'exit 130' INT
 arguments+=(--out "$out" --work "$work")
-usual=$("$python" "$here/several.py" begin --parts "$parts" "${arguments[@]}" | tail -1) || exit 2
+usual=$("$python" "$here/several_report.py" begin --parts "$parts" "${arguments[@]}" | tail -1) || exit 2
 for part in ${parts//,/ }; do
   begun=$SECONDS
   # TERM first, so that a part ends its servers; 124 is timeout's word for having had to.
@@ -46,10 +46,10 @@ for part in ${parts//,/ }; do
   running=$!
   wait "$running"
   code=$? running=
-  "$python" "$here/several.py" end --part "$part" --code $code --seconds $((SECONDS - begun)) "${arguments[@]}"
+  "$python" "$here/several_report.py" end --part "$part" --code $code --seconds $((SECONDS - begun)) "${arguments[@]}"
   find "$work/$part" -name server.log | while read -r log; do  # the work folder goes, the engines' logs stay
     name=${log#"$work/"}
     mkdir -p "${out%.json}-logs" && cp "$log" "${out%.json}-logs/${name//\//_}"
   done
 done
-"$python" "$here/several.py" summary "${arguments[@]}"
+"$python" "$here/several_report.py" summary "${arguments[@]}"

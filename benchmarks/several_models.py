@@ -1,9 +1,9 @@
 """Targets whose heads divide by the number of ranks, for `several_gpus.sh`.
 
-SGLang shares query heads out evenly (`LlamaAttention` asserts it) and repeats key/value heads only where there are fewer
-of them than ranks, so SmolLM2-135M (9 query heads on 3) starts with 1 or 3 ranks alone. (On a CPU SGLang pads the heads
-by itself.) Two ways out: a wide target of random weights, for the capture; and for serving, where the text must make
-sense, the given target with further groups of heads whose weights are zero, which computes the same.
+SGLang shares query heads out evenly (`LlamaAttention` asserts it) and repeats key/value heads only where there are
+fewer of them than ranks, so on GPUs SmolLM2-135M (9 query heads on 3) takes 1 or 3 ranks alone. (On a CPU SGLang pads
+the heads by itself.) Two ways out: a wide target of random weights, for the capture; and for serving, where the text
+must make sense, the given target with further groups of heads whose weights are zero, which computes the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADS = 8  # key/value heads of the random target: 1, 2, 4 and 8 ranks divide th
 
 
 def random_target(folder: Path, tokenizer: Path, wide: bool) -> Path:
-    """A Llama of random weights with the tokenizer of another target: 0.8 billion parameters in bf16, or tiny in fp32."""
+    """A Llama of random weights with another target's tokenizer: 0.8 billion parameters in bf16, or tiny in fp32."""
     torch.manual_seed(0)
     words = AutoTokenizer.from_pretrained(tokenizer)
     hidden, inner, layers, head = (2048, 5632, 12, 128) if wide else (256, 512, 8, 16)
@@ -39,11 +39,6 @@ def random_target(folder: Path, tokenizer: Path, wide: bool) -> Path:
     model.to(torch.bfloat16 if wide else torch.float32).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
-
-
-def kv_heads_for(folder: Path, ranks: int) -> int:
-    """The fewest key/value heads, no fewer than there are, that so many ranks divide."""
-    return -(-kv_heads(folder) // ranks) * ranks
 
 
 def kv_heads(folder: Path) -> int:
@@ -75,11 +70,10 @@ def padded(source: Path, folder: Path, heads: int) -> Path:
 
 def padded_pair(target: Path, draft: Path, folder: Path, ranks: int) -> tuple[Path, Path]:
     """Target and draft as they are where `ranks` divide their heads, else padded; the draft's contract is restated."""
-    heads = kv_heads_for(target, ranks)
-    if heads == kv_heads(target):
+    of_target, of_draft = (-(-kv_heads(model) // ranks) * ranks for model in (target, draft))
+    if (of_target, of_draft) == (kv_heads(target), kv_heads(draft)):
         return target, draft
-    wide_target, wide_draft = padded(target, folder / "target", heads), padded(
-        draft, folder / "draft", kv_heads_for(draft, ranks))
+    wide_target, wide_draft = padded(target, folder / "target", of_target), padded(draft, folder / "draft", of_draft)
     if (draft / FILE_NAME).is_file():
         contract, config = Contract.load(draft), read_config(wide_draft)
         assert contract.draft is not None
