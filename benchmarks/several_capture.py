@@ -7,6 +7,7 @@ tokens/s of prefill without and with the store. Then, with the most ranks, one o
 
 from __future__ import annotations
 
+import gc
 import signal
 import statistics
 import threading
@@ -181,6 +182,7 @@ def main() -> None:
     capture = Capture(this)
     run(capture.config("hf", aux_layers=near_layers(capture.aux, capture.spec)))
     if not this.cpu:
+        gc.collect()
         torch.cuda.empty_cache()
     theirs = states_of(capture.root / "hf")
     memory = [] if this.cpu else gpu_memory()

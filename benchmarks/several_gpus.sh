@@ -38,11 +38,11 @@ trap '[ -z "$running" ] || { kill "$running"; wait "$running"; }; rm -rf "$work"
 trap 'exit 143' TERM
 trap 'exit 130' INT
 arguments+=(--out "$out" --work "$work")
-usual=$("$python" "$here/several_report.py" begin --parts "$parts" "${arguments[@]}" | tail -1) || exit 2
-for part in ${parts//,/ }; do
+limits=$("$python" "$here/several_report.py" begin --parts "$parts" "${arguments[@]}") || exit 2
+while read -r part usual; do
   begun=$SECONDS
   # TERM first, so that a part ends its servers; 124 is timeout's word for having had to.
-  timeout --kill-after=20 "${limit:-$usual}" "$python" "$here/several_$part.py" "${arguments[@]}" &
+  timeout --kill-after=20 "${limit:-$usual}" "$python" "$here/several_$part.py" "${arguments[@]}" < /dev/null &
   running=$!
   wait "$running"
   code=$? running=
@@ -51,5 +51,5 @@ for part in ${parts//,/ }; do
     name=${log#"$work/"}
     mkdir -p "${out%.json}-logs" && cp "$log" "${out%.json}-logs/${name//\//_}"
   done
-done
+done <<< "$limits"
 "$python" "$here/several_report.py" summary "${arguments[@]}"

@@ -90,6 +90,7 @@ class Serve:
             tp=ranks, radix_cache=False, metrics=False, extra=extra, environment=environment,
             mem_fraction=None if part.cpu else 0.8, max_total_tokens=4096 if part.cpu else 100_000,
             cuda_graph_max_bs=None if part.cpu else 8, acceptance_floor=0.0 if self.own else 1.05,
+            stall_seconds=1500.0 if part.cpu else 120.0,
             run_dir=part.work / f"{kind.replace(', ', '_').replace(' ', '_')}_tp{ranks}", **tree)
 
 
@@ -109,7 +110,9 @@ def launch(serve: Serve, kind: str, ranks: int, number: int) -> Launch:
 
 def one_size(serve: Serve, ranks: int) -> None:
     """All servers of a number of ranks; the last with a draft then loses a rank while it serves."""
-    kinds = ["target alone", "draft"] if serve.part.cpu else ["target alone", "draft, eyas attention", "draft"]
+    kinds = ["target alone", "draft"]
+    if not serve.part.cpu and (ranks > 1 or serve.part.sizes == [1]):
+        kinds.insert(1, "draft, eyas attention")
     at_once = 1 if serve.part.cpu else len(kinds)
     for first in range(0, len(kinds), at_once):
         with ExitStack() as stack, ThreadPoolExecutor(at_once) as pool:
@@ -172,7 +175,7 @@ def same_tokens(serve: Serve, ranks: int, check: str, differing: list[dict[str, 
 
 def attention(serve: Serve, this: Launch) -> None:
     """Long prompts: our attention (measured first) beside Triton's, both with the draft."""
-    if this.kind == "target alone":
+    if this.kind == "target alone" or (this.ranks == 1 and len(serve.part.sizes) > 1):
         return
     prompts = long_prompts(serve.questions, serve.target, 4000, 4)
     key = f"eyas, TP {this.ranks}"

@@ -90,7 +90,7 @@ def compare(part: Part, check: str, processes: int, found: dict[int, float], wan
 
 def curves(part: Part) -> None:
     """The same run with each number of processes, and continued by another."""
-    rows, turns = (120, (1, 3)) if part.cpu else (2000, (4, 12))
+    rows, turns = (120, (1, 3)) if part.cpu else (400, (4, 12))
     data, store = conversations(part.work / "data.jsonl", rows, turns, seed=3), part.work / "store"
     run(RunConfig(part.target, data, store, device=part.device))
     runs = {n: train(part, store, f"run{n}", n) for n in part.sizes}
@@ -122,24 +122,20 @@ def cut_off(run: Path, copy: Path) -> None:
 
 def scaling(part: Part) -> None:
     """Tokens/s with equal tokens a process."""
-    for name in ["kimi"] if part.cpu else DRAFTS:  # on a CPU both would be the same tiny one
-        found: dict[int, dict[str, Any]] = {}
-        for n in part.sizes:
-            result = part.work / f"{name}-{n}.json"
-            torchrun(n, __file__, "--rank-of", name, result, part.device)
-            found[n] = json.loads(result.read_text())
-            efficiency = found[n]["tokens_per_second"] / (n * found[1]["tokens_per_second"])
-            part.number(processes=n, draft=name, efficiency=round(efficiency, 4), **found[n])
-            check, wanted = f"weak scaling of the {name} draft", f"at least {WANTED} of {n} times one process"
-            if n == 1 or name != "kimi":
-                continue
-            if part.cpu:
-                part.check(check, n, round(efficiency, 4), wanted, None,
-                           "the processes share the cores, and the draft is tiny")
-            else:
-                part.check(check, n, round(efficiency, 4), wanted, efficiency >= WANTED)
+    check, one = "weak scaling of the kimi draft", dict[str, float]()
+    for n in part.sizes:
+        result = part.work / f"scaling-{n}.json"
+        torchrun(n, __file__, "--rank", result, part.device)
+        for name, found in json.loads(result.read_text()).items():
+            one.setdefault(name, found["tokens_per_second"])
+            efficiency = round(found["tokens_per_second"] / (n * one[name]), 4)
+            part.number(processes=n, draft=name, efficiency=efficiency, **found)
+            if n > 1 and name == "kimi":
+                why = "the processes share the cores, and the draft is tiny" if part.cpu else ""
+                part.check(check, n, efficiency, f"at least {WANTED} of {n} times one process",
+                           None if part.cpu else efficiency >= WANTED, why)
     if part.sizes[-1] == 1:
-        part.skip("weak scaling of the kimi draft", 2, f"at least {WANTED} of 2 times one process", "one GPU")
+        part.skip(check, 2, f"at least {WANTED} of 2 times one process", "one GPU")
 
 
 class RandomLoader:
@@ -161,10 +157,19 @@ class RandomLoader:
         return self.batch
 
 
-def one_rank(name: str, result: Path, device: str) -> None:
+def one_rank(result: Path, device: str) -> None:
     """What each process of a scaling run does; the first writes the numbers."""
-    ranks, full = Ranks.join(device), device == "cuda"
-    spec = DRAFTS[name] if full else SMALL
+    ranks = Ranks.join(device)
+    drafts = DRAFTS if device == "cuda" else {"kimi": SMALL}  # on a CPU both would be the same tiny one
+    found = {name: scaled(spec, ranks) for name, spec in drafts.items()}
+    if ranks.first:
+        result.write_text(json.dumps(found))
+    ranks.leave()
+
+
+def scaled(spec: DraftSpec, ranks: Ranks) -> dict[str, Any]:
+    """Steps of a draft on random states, as `Trainer` sets them up; numbers of all processes together."""
+    full = ranks.device.type == "cuda"
     documents, length, warm, count = (4, 2048, 2, 6) if full else (2, 32, 1, 3)
     dtype = torch.bfloat16 if full else torch.float32
     torch.manual_seed(0)
@@ -182,20 +187,17 @@ def one_rank(name: str, result: Path, device: str) -> None:
     for step in range(warm + count):
         stepper.advance(step, 1e-5)
     rows = stepper.drain()[warm:]
-    if ranks.first:
-        seconds = sum(row["seconds"] for row in rows)
-        result.write_text(json.dumps({
-            "hidden": spec.hidden_size, "tokens_a_process": documents * length, "ttt_steps": config.ttt_steps,
+    seconds = sum(row["seconds"] for row in rows)
+    return {"hidden": spec.hidden_size, "tokens_a_process": documents * length, "ttt_steps": config.ttt_steps,
             "tokens_per_second": round(sum(row["tokens"] for row in rows) / seconds, 1),
             "step_seconds": round(seconds / count, 4), "loss": rows[-1]["loss"],
-            "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if full else None}))
-    ranks.leave()
+            "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if full else None}
 
 
 def main() -> None:
     """The part, or one process of a scaling run."""
-    if sys.argv[1:2] == ["--rank-of"]:
-        one_rank(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    if sys.argv[1:2] == ["--rank"]:
+        one_rank(Path(sys.argv[2]), sys.argv[3])
         return
     this = part("train")
     for piece in (scaling, curves):

@@ -87,6 +87,78 @@ def test_hidden_gather_with_norm(norm: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), x.flatten(1) * weight.double(), rtol=1e-5, atol=1e-5)
 
 
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("norm", ["none", "source", "whole"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_hidden_gather_with_residuals(dtype: torch.dtype, norm: str) -> None:
+    """The sum is rounded as the dtype's own addition is; what follows is compared in float64."""
+    sources = [torch.randn(20, 36).to(dtype) for _ in range(3)]
+    residuals = [torch.randn(20, 72).to(dtype)[:, ::2].contiguous(), None, torch.randn(20, 72).to(dtype)[:, :36]]
+    index, weight = torch.randint(0, 20, (30,)), torch.randn(108).to(dtype)
+    sums = [s if r is None else s + r for s, r in zip(sources, residuals, strict=True)]
+    out = torch.empty(30, 108, dtype=dtype if norm == "none" else torch.float32)
+    eyas_native.hidden_gather(sources, index, out, residuals=residuals, norm=norm, weight=weight, eps=1e-5)
+    if norm == "none":
+        assert torch.equal(out, torch.cat(sums, dim=-1)[index])
+        return
+    x = torch.stack([one.double() for one in sums], dim=1)[index]
+    x = x / (x.pow(2).mean((2,) if norm == "source" else (1, 2), keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(out.double(), x.flatten(1) * weight.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_e4m3_is_rounded_as_torch_does_and_saturates() -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16)
+    thirds = torch.cat([every.float() / 3, every.float() * 1.01])  # places that a half does not reach
+    for source in (every, thirds):
+        out = torch.empty(1, source.numel(), dtype=E4M3)
+        eyas_native.hidden_gather([source[None]], None, out)
+        wanted = source.float().clamp(-448, 448).to(E4M3)
+        number = ~source.isnan()
+        assert torch.equal(out[0].view(torch.uint8)[number], wanted.view(torch.uint8)[number])
+        assert out[0].float()[~number].isnan().all()
+
+
+@pytest.mark.parametrize("norm", ["none", "whole"])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_hidden_gather_to_e4m3_with_a_scale_per_row(dtype: torch.dtype, norm: str) -> None:
+    """Each value within half a step of e4m3 of the float64 one; the scale is that row's largest magnitude over 448."""
+    sources = [(torch.randn(20, 50) * 10.0 ** (i - 2)).to(dtype) for i in range(4)]
+    sources[0][3], sources[1][3], sources[2][3], sources[3][3] = 0, 0, 0, 0
+    weight, out, scale = torch.randn(200).to(dtype), torch.empty(20, 200, dtype=E4M3), torch.empty(20)
+    eyas_native.hidden_gather(sources, None, out, norm=norm, weight=weight, row_scale=scale)
+    x = torch.cat([source.double() for source in sources], dim=-1)
+    if norm == "whole":
+        x = x / (x.pow(2).mean(1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    wanted = x.abs().amax(-1).clamp(min=1e-12) / 448
+    torch.testing.assert_close(scale.double(), wanted, rtol=1e-5, atol=0)
+    error = (out.double() * wanted[:, None] - x).abs()
+    assert (error <= 1e-4 * x.abs() + torch.maximum(x.abs() / 16, wanted[:, None] * 2.0**-10)).all()
+    assert (out[3].float() == 0).all()
+    eyas_native.hidden_gather(sources, None, out, norm=norm, weight=weight, out_scale=0.5)
+    error = (out.double() / 2 - x.clamp(-224, 224)).abs()
+    assert (error <= 1e-4 * x.abs() + torch.maximum(x.abs() / 16, torch.tensor(2.0**-11))).all()
+
+
+def test_bad_scales_and_residuals_are_named() -> None:
+    source, scaled = torch.zeros(4, 8), torch.zeros(4, 8, dtype=E4M3)
+    bad: list[tuple[str, torch.Tensor, dict[str, object]]] = [
+        ("out_scale", scaled, {"out_scale": 0.0}),
+        ("row_scale", torch.zeros(4, 8), {"row_scale": torch.zeros(4)}),
+        ("row_scale", scaled, {"row_scale": torch.zeros(3)}),
+        ("row_scale", scaled, {"row_scale": torch.zeros(4, dtype=torch.float64)}),
+        ("residuals", scaled, {"residuals": [None, None]}),
+        (r"residuals\[0\]", scaled, {"residuals": [torch.zeros(3, 8)]}),
+        (r"residuals\[0\]", scaled, {"residuals": [source.bfloat16()]}),
+    ]
+    for words, out, arguments in bad:
+        with pytest.raises(eyas_native.ArgumentError, match=words):
+            eyas_native.hidden_gather([source], None, out, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(eyas_native.ArgumentError, match=r"sources\[0\]"):
+        eyas_native.hidden_gather([scaled], None, torch.zeros(4, 8))
+
+
 def test_bad_arguments_are_named() -> None:
     k, pool = torch.zeros(2, 1, 4), torch.zeros(8, 1, 4)
     for loc in ([0, 8], [-1, 0]):

@@ -35,7 +35,7 @@ def test_selftest_passes_and_reports() -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["passed"]
-    assert len(report["checks"]) == 8 + 2 * len(report["build"]["isas"])
+    assert len(report["checks"]) == 9 + 2 * len(report["build"]["isas"])
     assert "checks passed" in run("-m", "eyas_native", "selftest").stdout
 
 
@@ -67,9 +67,10 @@ def test_knobs_refuse_nonsense() -> None:
 def test_c_abi_refuses_structs_of_another_build() -> None:
     library = ctypes.CDLL(str(Path(_C.__file__).with_name("libeyas_cpu.so")))
     text = ctypes.create_string_buffer(512)
-    for name in ("tree_build", "tree_from_mask", "verify_greedy", "attention_run", "kv_write", "hidden_gather"):
+    for name in ("tree_build", "tree_from_mask", "verify_greedy", "accept_commit", "attention_run", "kv_write",
+                 "hidden_gather"):
         call = getattr(library, f"eyas_cpu_{name}")
         assert call(text) == 1, "struct_size 0 is a bad argument"
         assert call(None) == 1
     library.eyas_cpu_last_error.restype = ctypes.c_char_p
-    assert library.eyas_cpu_abi() == 2
+    assert library.eyas_cpu_abi() == 3

@@ -45,6 +45,10 @@ def samples() -> dict[str, tuple[object, ...]]:
         "kv_write": (torch.randn(2, 2, 4), torch.randn(2, 2, 4), *pool, moves[0]),
         "kv_move": (pool, *moves),
         "hidden_gather": ([torch.randn(5, 3) for _ in range(3)], moves[0], torch.zeros(2, 9)),
+        "accept_commit": (
+            torch.tensor([4, 5, 6], dtype=torch.int32), torch.tensor([[0, 2]], dtype=torch.int32),
+            torch.tensor([1], dtype=torch.int32), torch.tensor([7, 8, 9]), torch.zeros(1, dtype=torch.int32),
+            *(torch.zeros(1, 2, dtype=torch.int64) for _ in range(4)), torch.zeros(1, dtype=torch.int64)),
     }
 
 

@@ -18,9 +18,9 @@
 extern "C" {
 #endif
 
-#define EYAS_CPU_ABI 2
+#define EYAS_CPU_ABI 3
 
-enum { EYAS_CPU_FP32 = 0, EYAS_CPU_BF16 = 1, EYAS_CPU_FP16 = 2 };
+enum { EYAS_CPU_FP32 = 0, EYAS_CPU_BF16 = 1, EYAS_CPU_FP16 = 2, EYAS_CPU_E4M3 = 3 }; /* e4m3: where it is named */
 
 enum {
   EYAS_CPU_OK = 0,
@@ -104,6 +104,22 @@ typedef struct {
 /* Sampled verification; target_predict is not read. */
 EYAS_API int32_t eyas_cpu_verify_sampled(const eyas_cpu_verify *verify, const eyas_cpu_sampling *sampling);
 
+/* What a verify leads to; a request's unused entries are -1. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t batch, nodes, accept_columns;
+  const int32_t *predicts, *accept_index, *accept_token_num; /* as a verify wrote them */
+  const int64_t *out_cache_loc; /* [B * n], the KV slot of each node */
+  int32_t *accept_lens;         /* [B], bonus included */
+  int64_t *tokens;              /* [B, accept_columns], the accepted tokens and the bonus */
+  int64_t *src_loc, *tgt_loc;   /* [B, accept_columns], slots of the accepted nodes, and where a list without a tree has them */
+  int64_t *rows;                /* [B, accept_columns], global ids of the accepted nodes */
+  int64_t *bonus;               /* [B] */
+} eyas_cpu_commit;
+
+/* Nothing is written when a node or a count is refused. */
+EYAS_API int32_t eyas_cpu_accept_commit(const eyas_cpu_commit *commit);
+
 /* ---- attention over a KV pool by token slot ------------------------------------------------------------------- */
 
 /* Queries of B requests, request b's at rows extend_start[b] .. + extend_lens[b] of q, its keys the slots
@@ -166,8 +182,12 @@ typedef struct {
   int32_t index_i64;
   float eps;
   const void *weight;            /* [K * H] of in_dtype, with norm */
-  void *out;                     /* [rows, K * H] */
+  void *out;                     /* [rows, K * H]; out_dtype may be e4m3 */
   int64_t out_stride;
+  const void *const *residuals;  /* num_sources times [N, H] of in_dtype or null, added and rounded to it first; or null */
+  const int64_t *residual_strides;
+  float out_scale;               /* e4m3: out = x / out_scale, saturated */
+  float *row_scale;              /* e4m3: f32 [rows] written, a scale per row instead of out_scale; or null */
 } eyas_cpu_gather;
 
 EYAS_API int32_t eyas_cpu_hidden_gather(const eyas_cpu_gather *gather);

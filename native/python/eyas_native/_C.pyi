@@ -79,8 +79,28 @@ def kv_move(
     tgt_loc: View,
     src_loc: View,
 ) -> None: ...
+def accept_commit(
+    predicts: View,
+    accept_index: View,
+    accept_token_num: View,
+    out_cache_loc: View,
+    accept_lens: View,
+    tokens: View,
+    src_loc: View,
+    tgt_loc: View,
+    rows: View,
+    bonus: View,
+) -> None: ...
 def hidden_gather(
-    sources: list[View], index: View | None, out: View, norm: int, weight: View | None, eps: float
+    sources: list[View],
+    residuals: list[View | None],
+    index: View | None,
+    out: View,
+    norm: int,
+    weight: View | None,
+    eps: float,
+    out_scale: float,
+    row_scale: View | None,
 ) -> None: ...
 def build_info() -> dict[str, Any]: ...
 def isas() -> str: ...

@@ -13,7 +13,10 @@ from eyas_native.errors import ArgumentError
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 # Position is the code; the extension's src/python/view.h has the same list.
-DTYPES = ("float32", "bfloat16", "float16", "int32", "int64", "uint8", "bool", "int16", "uint16", "uint32", "uint64")
+DTYPES = (
+    "float32", "bfloat16", "float16", "int32", "int64", "uint8", "bool", "int16", "uint16", "uint32", "uint64",
+    "float8_e4m3fn",
+)  # fmt: skip
 _CODES = {name: code for code, name in enumerate(DTYPES)}
 _makers: dict[type, Callable[[Any, str, bool], View]] = {}
 

@@ -77,19 +77,26 @@ def hidden_gather(
     index: Any,
     out: Any,
     *,
+    residuals: Sequence[Any] | None = None,
     norm: str = "none",
     weight: Any = None,
     eps: float = 1e-6,
+    out_scale: float = 1.0,
+    row_scale: Any = None,
 ) -> None:
-    """out[t] = the rows index[t] of all K sources side by side, optionally normalised.
+    """out[t] = the rows index[t] of all K sources side by side, optionally normalised and scaled to e4m3.
 
     Args:
         sources: K arrays [N, H] of one dtype, rows contiguous: the aux hidden states of K layers.
         index: i64 or i32 [T], or None for all rows in order (T = N).
-        out: [T, K * H], float32, bfloat16 or float16, rows contiguous.
+        out: [T, K * H], float32, bfloat16, float16 or float8_e4m3fn, rows contiguous.
+        residuals: None, or one per source, each [N, H] of the sources' dtype or None: added to its source first, the
+            sum rounded to that dtype as an engine's own addition is.
         norm: "none", "source" (RMSNorm of each source's row) or "whole" (one RMSNorm over K * H).
         weight: [K * H] of the sources' dtype, with a norm.
         eps: of the norm.
+        out_scale: an e4m3 result is divided by it and saturated.
+        row_scale: f32 [T], written instead: for e4m3 a scale per row, its largest magnitude over 448.
 
     Raises:
         ArgumentError: shapes, dtypes, strides, or an index outside the sources; then nothing has been written.
@@ -98,5 +105,13 @@ def hidden_gather(
         raise ArgumentError("norm", repr(norm), "one of " + ", ".join(_NORMS), "Choose one of them.")
     views = [view(source, f"sources[{i}]") for i, source in enumerate(sources)]
     _C.hidden_gather(
-        views, optional(index, "index"), target(out, "out"), _NORMS[norm], optional(weight, "weight"), eps
+        views,
+        [optional(residual, f"residuals[{i}]") for i, residual in enumerate(residuals or ())],
+        optional(index, "index"),
+        target(out, "out"),
+        _NORMS[norm],
+        optional(weight, "weight"),
+        eps,
+        out_scale,
+        None if row_scale is None else target(row_scale, "row_scale"),
     )

@@ -65,6 +65,7 @@ def run() -> list[Check]:
         "tree_from_mask": _tree_from_mask,
         "tree_validate": _validate,
         "verify_greedy": _verify,
+        "accept_commit": _commit,
         "kv_write": _write,
         "kv_move": _move,
         "hidden_gather": _gather,
@@ -153,6 +154,20 @@ def _verify() -> bool:
     return found == ([101, 104, -7, -7, 55, -7], [0, 1, 4, -1], [2])
 
 
+def _commit() -> bool:
+    predicts, accepted = Memory("i", (6,), [101, 104, 0, 0, 55, 0]), Memory("i", (1, 4), [0, 1, 4, -1])
+    lens, bonus = Memory("i", (1,)), Memory("q", (1,))
+    out = {name: Memory("q", (1, 4)) for name in ("tokens", "src_loc", "tgt_loc", "rows")}
+    slots = Memory("q", (6,), range(20, 26))
+    eyas_native.accept_commit(predicts, accepted, Memory("i", (1,), [2]), slots, accept_lens=lens, bonus=bonus, **out)
+    return [*lens.values, *bonus.values] == [3, 55] and [list(memory.values) for memory in out.values()] == [
+        [101, 104, 55, -1],
+        [20, 21, 24, -1],
+        [20, 21, 22, -1],
+        [0, 1, 4, -1],
+    ]
+
+
 def _write() -> bool:
     k, v = Memory("f", (2, 1, 2), [1, 2, 3, 4]), Memory("f", (2, 1, 1), [5, 6])
     k_pool, v_pool = Memory("f", (3, 1, 2)), Memory("f", (3, 1, 1))
@@ -168,9 +183,11 @@ def _move() -> bool:
 
 def _gather() -> bool:
     sources = [Memory("f", (3, 2), range(6)), Memory("f", (3, 2), range(10, 16))]
-    out = Memory("f", (2, 4))
+    out, added = Memory("f", (2, 4)), Memory("f", (2, 4))
     eyas_native.hidden_gather(sources, Memory("q", (2,), [2, 0]), out)
-    return list(out.values) == [4, 5, 14, 15, 0, 1, 10, 11]
+    eyas_native.hidden_gather(sources, Memory("q", (2,), [2, 0]), added, residuals=[None, sources[0]])
+    plain = list(out.values) == [4, 5, 14, 15, 0, 1, 10, 11]
+    return plain and list(added.values) == [4, 5, 18, 20, 0, 1, 10, 12]
 
 
 def _refusals() -> bool:

@@ -167,7 +167,7 @@ def kv_move(buffers: list[Tensor], tgt_loc: Tensor, src_loc: Tensor) -> None:
     eyas_native.kv_move(buffers, tgt_loc, src_loc)
 
 
-@_register("hidden_gather", ("out",))
+@_register("hidden_gather", ("out", "row_scale"))
 def hidden_gather(
     sources: list[Tensor],
     index: Tensor | None,
@@ -175,6 +175,45 @@ def hidden_gather(
     norm: str = "none",
     weight: Tensor | None = None,
     eps: float = 1e-6,
+    out_scale: float = 1.0,
+    row_scale: Tensor | None = None,
 ) -> None:
-    """eyas_native.hidden_gather."""
-    eyas_native.hidden_gather(sources, index, out, norm=norm, weight=weight, eps=eps)
+    """eyas_native.hidden_gather, without residuals: torch.library has no schema for an optional list of tensors."""
+    eyas_native.hidden_gather(
+        sources,
+        index,
+        out,
+        norm=norm,
+        weight=weight,
+        eps=eps,
+        out_scale=out_scale,
+        row_scale=row_scale,
+    )
+
+
+@_register("accept_commit", ("accept_lens", "tokens", "src_loc", "tgt_loc", "rows", "bonus"))
+def accept_commit(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    out_cache_loc: Tensor,
+    accept_lens: Tensor,
+    tokens: Tensor,
+    src_loc: Tensor,
+    tgt_loc: Tensor,
+    rows: Tensor,
+    bonus: Tensor,
+) -> None:
+    """eyas_native.accept_commit."""
+    eyas_native.accept_commit(
+        predicts,
+        accept_index,
+        accept_token_num,
+        out_cache_loc,
+        accept_lens=accept_lens,
+        tokens=tokens,
+        src_loc=src_loc,
+        tgt_loc=tgt_loc,
+        rows=rows,
+        bonus=bonus,
+    )

@@ -151,6 +151,48 @@ def verify_greedy(
     )
 
 
+def accept_commit(
+    predicts: Any,
+    accept_index: Any,
+    accept_token_num: Any,
+    out_cache_loc: Any,
+    *,
+    accept_lens: Any,
+    tokens: Any,
+    src_loc: Any,
+    tgt_loc: Any,
+    rows: Any,
+    bonus: Any,
+) -> None:
+    """What a verify leads to: accepted tokens, KV slots to move, rows of hidden states to gather.
+
+    Args:
+        predicts, accept_index, accept_token_num: as a verify wrote them: i32 [B * n], [B, depth + 1], [B].
+        out_cache_loc: i64 [B * n], the KV slot of each node.
+        accept_lens: i32 [B], out: accepted tokens, bonus included.
+        tokens: i64 [B, depth + 1], out: these tokens, the bonus last; -1 beyond, as in the next three.
+        src_loc, tgt_loc: i64 [B, depth + 1], out: slots of the accepted nodes, and those where they belong, which are
+            the request's first; pairs for kv_move.
+        rows: i64 [B, depth + 1], out: global ids of the accepted nodes.
+        bonus: i64 [B], out.
+
+    Raises:
+        ArgumentError: shapes, dtypes, a count or a node that cannot be; then nothing has been written.
+    """
+    _C.accept_commit(
+        view(predicts, "predicts"),
+        view(accept_index, "accept_index"),
+        view(accept_token_num, "accept_token_num"),
+        view(out_cache_loc, "out_cache_loc"),
+        target(accept_lens, "accept_lens"),
+        target(tokens, "tokens"),
+        target(src_loc, "src_loc"),
+        target(tgt_loc, "tgt_loc"),
+        target(rows, "rows"),
+        target(bonus, "bonus"),
+    )
+
+
 def verify_target_only(
     predicts: Any,
     accept_index: Any,

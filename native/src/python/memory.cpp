@@ -63,16 +63,19 @@ void kv_move(const std::vector<uint64_t>& buffers, const std::vector<uint64_t>& 
 }
 
 // Letters: N source rows, H width, T rows out, W = K * H.
-void hidden_gather(const py::list& sources, const py::object& index_, const py::object& out_, int32_t norm,
-                   const py::object& weight_, float eps) {
-  const View index(index_), out(out_), weight(weight_);
-  std::vector<const void*> addresses;
-  std::vector<int64_t> strides;
+void hidden_gather(const py::list& sources, const py::list& residuals, const py::object& index_, const py::object& out_,
+                   int32_t norm, const py::object& weight_, float eps, float out_scale, const py::object& row_scale_) {
+  const View index(index_), out(out_), weight(weight_), row_scale(row_scale_);
+  std::vector<const void*> addresses, added;
+  std::vector<int64_t> strides, added_strides;
   Shapes shapes;
   shapes.require(!sources.empty(), "sources", "no array", "one or more");
+  shapes.require(residuals.empty() || residuals.size() == sources.size(), "residuals",
+                 std::to_string(residuals.size()) + " for " + std::to_string(sources.size()) + " sources",
+                 "one per source, each an array or None");
   shapes.done();
   const View first(sources[0]);
-  std::vector<std::string> names(sources.size());
+  std::vector<std::string> names(sources.size()), added_names(residuals.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
     names[i] = "sources[" + std::to_string(i) + "]";
     const View source(sources[i]);
@@ -81,10 +84,20 @@ void hidden_gather(const py::list& sources, const py::object& index_, const py::
     addresses.push_back(source.data());
     strides.push_back(source.stride[0]);
   }
+  for (std::size_t i = 0; i < residuals.size(); ++i) {
+    added_names[i] = "residuals[" + std::to_string(i) + "]";
+    const View residual(residuals[i]);
+    added.push_back(residual.data());
+    added_strides.push_back(residual.stride[0]);
+    if (!residual.present()) continue;
+    shapes.match(residual, added_names[i].c_str(), "NH", kFloat, Layout::kRows);
+    shapes.same_dtype(first, "sources[0]", residual, added_names[i].c_str());
+  }
   shapes.fix('W', shapes['H'] * static_cast<int64_t>(sources.size()), "the sources side by side");
   if (index.present()) shapes.match(index, "index", "T", kInt);
   else shapes.fix('T', shapes['N'], "sources[0]");
-  shapes.match(out, "out", "TW", kFloat, Layout::kRows);
+  shapes.match(out, "out", "TW", kFloat | of(kE4m3), Layout::kRows);
+  if (row_scale.present()) shapes.match(row_scale, "row_scale", "T", of(kFp32));
   if (norm != 0) {
     shapes.require(weight.present(), "weight", "None", "a weight, with a norm");
     shapes.done();
@@ -96,7 +109,7 @@ void hidden_gather(const py::list& sources, const py::object& index_, const py::
   gather.struct_size = sizeof gather;
   gather.num_sources = static_cast<int32_t>(sources.size());
   gather.in_dtype = static_cast<int32_t>(first.dtype);
-  gather.out_dtype = static_cast<int32_t>(out.dtype);
+  gather.out_dtype = out.dtype == kE4m3 ? EYAS_CPU_E4M3 : static_cast<int32_t>(out.dtype);
   gather.norm = norm;
   gather.sources = addresses.data();
   gather.source_strides = strides.data();
@@ -109,6 +122,10 @@ void hidden_gather(const py::list& sources, const py::object& index_, const py::
   gather.weight = weight.data();
   gather.out = out.data();
   gather.out_stride = out.stride[0];
+  gather.residuals = added.empty() ? nullptr : added.data();
+  gather.residual_strides = added_strides.data();
+  gather.out_scale = out_scale;
+  gather.row_scale = row_scale.data<float>();
   const int32_t code = [&] {
     const py::gil_scoped_release release;
     return eyas_cpu_hidden_gather(&gather);

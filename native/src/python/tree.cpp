@@ -163,6 +163,47 @@ void verify_sampled(const py::object& predicts, const py::object& accept_index, 
   raise_on_error(code);
 }
 
+void accept_commit(const py::object& predicts_, const py::object& accept_index_, const py::object& accept_num_,
+                   const py::object& out_cache_loc_, const py::object& accept_lens_, const py::object& tokens_,
+                   const py::object& src_loc_, const py::object& tgt_loc_, const py::object& rows_,
+                   const py::object& bonus_) {
+  const View predicts(predicts_), accept_index(accept_index_), accept_num(accept_num_), out_cache_loc(out_cache_loc_),
+      accept_lens(accept_lens_), tokens(tokens_), src_loc(src_loc_), tgt_loc(tgt_loc_), rows(rows_), bonus(bonus_);
+  Shapes shapes;
+  shapes.match(accept_index, "accept_index", "BA", of(kI32));
+  shapes.match(accept_num, "accept_token_num", "B", of(kI32));
+  shapes.match(predicts, "predicts", "T", of(kI32));
+  shapes.match(out_cache_loc, "out_cache_loc", "T", of(kI64));
+  shapes.match(accept_lens, "accept_lens", "B", of(kI32));
+  shapes.match(tokens, "tokens", "BA", of(kI64));
+  shapes.match(src_loc, "src_loc", "BA", of(kI64));
+  shapes.match(tgt_loc, "tgt_loc", "BA", of(kI64));
+  shapes.match(rows, "rows", "BA", of(kI64));
+  shapes.match(bonus, "bonus", "B", of(kI64));
+  shapes.done();
+  const int64_t batch = shapes['B'], total = shapes['T'];
+  shapes.require(batch == 0 ? total == 0 : total % batch == 0, "predicts", std::to_string(total) + " entries",
+                 "the same number of nodes for each of " + std::to_string(batch) + " requests");
+  shapes.done();
+  if (batch == 0) return;
+  eyas_cpu_commit commit{};
+  commit.struct_size = sizeof commit;
+  commit.batch = static_cast<int32_t>(batch);
+  commit.nodes = static_cast<int32_t>(total / batch);
+  commit.accept_columns = static_cast<int32_t>(shapes['A']);
+  commit.predicts = predicts.data<int32_t>();
+  commit.accept_index = accept_index.data<int32_t>();
+  commit.accept_token_num = accept_num.data<int32_t>();
+  commit.out_cache_loc = out_cache_loc.data<int64_t>();
+  commit.accept_lens = accept_lens.data<int32_t>();
+  commit.tokens = tokens.data<int64_t>();
+  commit.src_loc = src_loc.data<int64_t>();
+  commit.tgt_loc = tgt_loc.data<int64_t>();
+  commit.rows = rows.data<int64_t>();
+  commit.bonus = bonus.data<int64_t>();
+  raise_on_error(eyas_cpu_accept_commit(&commit));
+}
+
 }  // namespace
 
 void register_tree(py::module_& module) {
@@ -171,6 +212,7 @@ void register_tree(py::module_& module) {
   module.def("tree_validate", tree_validate);
   module.def("verify_greedy", verify_greedy);
   module.def("verify_sampled", verify_sampled);
+  module.def("accept_commit", accept_commit);
 }
 
 }  // namespace eyas::python

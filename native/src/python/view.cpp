@@ -4,8 +4,8 @@ namespace eyas::python {
 namespace {
 
 const char* const kDtypeNames[kNumDtypes] = {"float32", "bfloat16", "float16", "int32",  "int64", "uint8",
-                                             "bool",    "int16",    "uint16",  "uint32", "uint64"};
-constexpr int64_t kDtypeBytes[kNumDtypes] = {4, 2, 2, 4, 8, 1, 1, 2, 2, 4, 8};
+                                             "bool",    "int16",    "uint16",  "uint32", "uint64", "float8_e4m3fn"};
+constexpr int64_t kDtypeBytes[kNumDtypes] = {4, 2, 2, 4, 8, 1, 1, 2, 2, 4, 8, 1};
 
 std::string shape_text(const View& view) {
   std::string text = "[";

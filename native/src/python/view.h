@@ -16,7 +16,7 @@ namespace eyas::python {
 namespace py = pybind11;
 
 // eyas_native/arrays.py has the same list; the first three are the ABI's EYAS_CPU_FP32, BF16, FP16.
-enum Dtype : uint32_t { kFp32, kBf16, kFp16, kI32, kI64, kU8, kBool, kI16, kU16, kU32, kU64, kNumDtypes };
+enum Dtype : uint32_t { kFp32, kBf16, kFp16, kI32, kI64, kU8, kBool, kI16, kU16, kU32, kU64, kE4m3, kNumDtypes };
 constexpr uint32_t of(Dtype dtype) { return 1u << dtype; }
 constexpr uint32_t kFloat = of(kFp32) | of(kBf16) | of(kFp16);
 constexpr uint32_t kInt = of(kI32) | of(kI64);

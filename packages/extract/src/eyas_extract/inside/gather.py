@@ -16,14 +16,12 @@ Gather = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor | None], N
 
 def pick_gather(device: str, model: torch.dtype, stored: torch.dtype, hidden_size: int) -> tuple[str, Gather]:
     """What gathers here, with the reason where it is torch, and the function."""
-    if stored == torch.float8_e4m3fn and device == "cpu":
-        return "torch (the CPU backend has no e4m3)", by_torch
     try:
         import eyas_native
     except ImportError as error:
         return f"torch ({error})", by_torch
     if device == "cpu":
-        return "eyas_native", lambda sources, out, scales: eyas_native.hidden_gather(list(sources), None, out)
+        return "eyas_native", _whole_or_scaled(eyas_native.hidden_gather)
     from eyas_native import cuda
 
     half = (torch.bfloat16, torch.float16)
@@ -31,18 +29,21 @@ def pick_gather(device: str, model: torch.dtype, stored: torch.dtype, hidden_siz
         return f"torch ({cuda.status()})", by_torch
     if model not in half or stored not in (*half, torch.float8_e4m3fn) or hidden_size % 8:
         return f"torch (the kernel has no {model} to {stored} of width {hidden_size})", by_torch
-    if stored == torch.float8_e4m3fn:
-        return "eyas_native.cuda", _by_cuda_scaled
-    return "eyas_native.cuda", lambda sources, out, scales: cuda.hidden_gather(list(sources), None, out)
+    return "eyas_native.cuda", _whole_or_scaled(cuda.hidden_gather)
 
 
-def _by_cuda_scaled(sources: Sequence[torch.Tensor], out: torch.Tensor, scales: torch.Tensor | None) -> None:
-    from eyas_native import cuda
+def _whole_or_scaled(hidden_gather: Callable[..., None]) -> Gather:
+    """All layers in one call, or with scales, which are one a token and layer, a call a layer."""
 
-    assert scales is not None
-    width = sources[0].shape[1]
-    for k, source in enumerate(sources):
-        cuda.hidden_gather([source], None, out[:, k * width:(k + 1) * width], row_scale=scales[k])
+    def gather(sources: Sequence[torch.Tensor], out: torch.Tensor, scales: torch.Tensor | None) -> None:
+        if scales is None:
+            hidden_gather(list(sources), None, out)
+            return
+        width = sources[0].shape[1]
+        for k, source in enumerate(sources):
+            hidden_gather([source], None, out[:, k * width:(k + 1) * width], row_scale=scales[k])
+
+    return gather
 
 
 def by_torch(sources: Sequence[torch.Tensor], out: torch.Tensor, scales: torch.Tensor | None) -> None:
