@@ -275,7 +275,8 @@ def test_repair_through_an_engine(engines: Engines, tiny_target: Path, answers: 
 
 def test_fp8_takes_half_the_bytes(engines: Engines, tiny_target: Path, answers: Path, finished: Path, tmp_path: Path
                                   ) -> None:
-    run(settings(tiny_target, answers, tmp_path, engines(store_dtype="F8_E4M3").url, store_dtype="fp8"))
+    done = run(settings(tiny_target, answers, tmp_path, engines(store_dtype="F8_E4M3").url, store_dtype="fp8"))
+    assert "gathered by eyas_native" in done.check
     found, right = tensors(tmp_path / "store"), tensors(finished)
     for name, scales in (("aux_hidden_states", "aux_scales"), ("last_hidden_state", "last_scale")):
         width = found[scales].shape[1]
