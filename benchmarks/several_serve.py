@@ -33,6 +33,7 @@ from eyas_serve.client import Generation
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.events import Event
 from eyas_serve.handshake import READY
+from eyas_serve.progress import SERVING
 from eyas_serve.prompts import load_prompts
 from eyas_serve.server import Server
 
@@ -201,13 +202,13 @@ def killed_serving(serve: Serve, this: Launch) -> None:
 
     def ask() -> None:
         with contextlib.suppress(EyasError):  # as it must
-            this.server.client.generate(serve.few[0], 512, ignore_eos=True)
+            this.server.client.generate(serve.few[0], 256, ignore_eos=True)
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     time.sleep(0.5)
     os.kill(this.server.progress.ranks[victim].pid, signal.SIGKILL)
-    judge(serve, this.ranks, "a rank killed while serving", victim, READY, this.server.watch, events)
+    judge(serve, this.ranks, "a rank killed while serving", victim, SERVING, this.server.watch, events)
 
 
 def killed_loading(serve: Serve, ranks: int) -> None:

@@ -7,6 +7,7 @@ of PLANS in FAKE_SCENARIO, with FAKE_PLAN (JSON) laid over it. A plan's keys:
     seconds         of loading (0.1)
     hold            phase in which every rank stops, without end; `chatter`: and repeats one log line meanwhile
     die             {"rank", "in": phase, "how": name of WORDS, "kill" or "leave"}; "main" as rank is SGLang's launcher
+    mourns          a rank whose death ends rank 0 with a complaint about it
     flood           MiB of log in front of the KV cache; `garble`: of random bytes, else of lines
     expected        ranks that the handshake speaks of; `histogram`: of each answer's rounds
 """
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from fake_server import died, serve
+
+from eyas_serve.processes import running
 
 PHASES = ("starting", "loading target weights", "allocating target KV cache", "capturing target graphs",
           "loading draft weights", "allocating draft KV cache", "capturing draft graphs", "ready")
@@ -83,9 +86,21 @@ class Rank:
             if phase == "ready":
                 status(self.rank, phase, expected=expected)
             self.fate(phase)
+        if self.rank == 0 and "mourns" in self.plan:
+            say("post-warmup freeze_gc failed\nTraceback (most recent call last):\n"
+                "ConnectionRefusedError: [Errno 111] Connection refused\n")  # of no consequence
         os.write(self.up, b"+")
-        while True:
+        while self.rank or "mourns" not in self.plan:
             time.sleep(60)
+        self.mourn("RuntimeError: NCCL error: ncclRemoteError, a remote process exited")
+
+    def mourn(self, words: str) -> None:
+        """End as soon as the other rank is gone, as SGLang's do."""
+        path = Path(os.environ["EYAS_STATUS_DIR"]) / f"tp{self.plan['mourns']}-pp0-dp0.json"
+        while not path.is_file() or running(json.loads(path.read_text())["pid"]):
+            time.sleep(0.02)
+        say(f"Scheduler hit an exception: Traceback (most recent call last):\n{words}", 0, self.plan)
+        os._exit(1)
 
     def load(self, phase: str) -> None:
         shards = self.plan["shards"]
@@ -128,6 +143,9 @@ class Rank:
         if mine:
             self.meet(phase)
             die(fate["how"], phase, self.rank if fate["rank"] == "main" else fate["rank"], self.main, self.plan)
+        if self.rank == 0 and "mourns" in self.plan:
+            self.mourn("ValueError: TP rank 0 could finish the model loading, but there are other ranks that didn't "
+                       "finish loading. It is likely due to unexpected failures (e.g., OOM) or a slow node.")
         if fate["how"] in ("kill", "leave"):
             time.sleep(60)  # its peers wait for it in a collective
         while not died().exists():

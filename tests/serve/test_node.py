@@ -80,6 +80,27 @@ def verdict(config: ServeConfig) -> Outcome:
                    config.run_dir)
 
 
+def test_a_peer_that_complains_of_a_killed_one_is_not_the_cause(node: Node) -> None:
+    text, facts = verdict(node({"mourns": 5} | fate("loading target weights", "kill")))
+    assert (facts["rank"], facts["phase"]) == (RANKS[5], "loading target weights")
+    assert facts["cause"] in ("killed", "host_out_of_memory")
+    assert "rank tp5-pp0-dp0 (pid" in text
+
+
+def test_rank_5_of_8_is_killed_while_serving(node: Node) -> None:
+    """A peer that ends for want of it, and a trace from before READY, are not taken for the cause."""
+    config, events = node({"mourns": 5}), list[Event]()
+    with Server(config, listen=events.append) as server:
+        os.kill(server.progress.ranks[RANKS[5]].pid, signal.SIGKILL)
+        with pytest.raises(EngineFailure) as caught:
+            server.watch()
+    facts = next(event.facts for event in events if event.kind == "verdict")
+    assert (facts["rank"], facts["phase"]) == (RANKS[5], "serving")
+    assert facts["cause"] in ("killed", "host_out_of_memory")
+    assert "lost a rank in serving: rank tp5-pp0-dp0 (pid" in str(caught.value)
+    assert "refused" not in str(caught.value)
+
+
 CAUSES = [("exception", "unknown", "rank 5 lost its disk"), ("nccl", "nccl", "--shm-size"),
           ("oom", "out_of_memory", "2.50 GiB more wanted, 1.12 GiB of 139.81 GiB free on GPU 5"),
           ("kv", "no_room_for_kv_cache", "Raise --mem-fraction"), ("kernel", "no_kernels", "SM120"),

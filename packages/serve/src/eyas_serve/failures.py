@@ -33,7 +33,8 @@ def explain(text: str, phase: str = "") -> Cause | None:
 
 # A rank that only lost its peer: another one failed first.
 _CONSEQUENCE = re.compile(r"[Cc]onnection (?:closed|reset) by peer|peer closed|Broken pipe|ncclRemoteError|"
-                          r"remote process exited|Socket (?:Timeout|closed)|recvValue failed|heartbeat|EOFError")
+                          r"remote process exited|Socket (?:Timeout|closed)|recvValue failed|heartbeat|EOFError|"
+                          r"other ranks that didn't finish loading")
 
 
 def is_consequence(text: str) -> bool:

@@ -34,9 +34,11 @@ BLOCK = 80  # lines of an exception that are kept
 
 @dataclass
 class RankException:
-    """An exception in the log. `rank` is e.g. `tp5-pp0-dp0`, or empty where the line's prefix names none."""
+    """An exception in the log. `rank` is e.g. `tp5-pp0-dp0`, or empty where the line's prefix names none; `ends` where
+    SGLang says that it ended a rank."""
 
     rank: str
+    ends: bool = False
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -122,7 +124,7 @@ class LogReader:
             self.plugin_fault = _PREFIX.sub("", line).strip()
         if "hit an exception" in line or (self._open is None and _BEGIN.search(line)):
             speaker = _SPEAKER.search(line)  # perhaps in the middle of another rank's line
-            self._open = RankException(rank_of(f"{speaker[1]} " if speaker else line))
+            self._open = RankException(rank_of(f"{speaker[1]} " if speaker else line), "hit an exception" in line)
             self.exceptions.append(self._open)
         elif self._open is not None:
             ended = bool(self._open.error) and (not line.strip() or line.startswith("["))

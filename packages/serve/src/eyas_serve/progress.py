@@ -13,9 +13,10 @@ from typing import Any
 from eyas_contract.commands import duration
 from eyas_serve.failures import is_consequence
 from eyas_serve.handshake import READY, RankStatus, read_all
-from eyas_serve.log import LogReader
+from eyas_serve.log import LogReader, RankException
 from eyas_serve.processes import running
 
+SERVING = "serving"
 WINDOW = 30.0  # seconds over which a rate is taken
 
 
@@ -90,6 +91,7 @@ class Progress:
         self.ranks: dict[str, RankStatus] = {}
         self.histories: dict[str, Rank] = {}
         self.gone: list[str] = []
+        self.earlier: int | None = None
         self._errors: dict[str, float] = {}
         self._said: tuple[str, ...] = ()
 
@@ -115,6 +117,25 @@ class Progress:
         """Seconds since a rank or the log last showed progress."""
         return time.monotonic() - self.moved
 
+    def serves(self) -> None:
+        """Proven: from now on the engine serves, and what its log complained of before did not matter."""
+        while self.log.poll():
+            pass
+        self.earlier = len(self.log.exceptions)
+
+    def exceptions(self) -> list[RankException]:
+        """Those of the log that may have ended the engine. Once it serves, and has lost a rank, only a rank's own do:
+        a request's failure is logged with its trace, too."""
+        if self.earlier is None:
+            return self.log.exceptions
+        later = self.log.exceptions[self.earlier:]
+        return [exception for exception in later if exception.ends] if self.gone else later
+
+    def victim(self) -> str:
+        """The rank that went first, or nothing: one that is gone without a word, as the others follow with one."""
+        told = {exception.rank for exception in self.exceptions()}
+        return next((name for name in self.gone if name not in told), self.gone[0] if self.gone else "")
+
     def error(self) -> str:
         """The first complaint of a rank that is not only about a lost peer, else the first of all, or nothing."""
         order = sorted(self._errors, key=lambda name: self._errors[name])
@@ -132,6 +153,8 @@ class Progress:
 
     def phase(self) -> str:
         """Of the rank that is furthest behind: the one that moved last into its phase counts least."""
+        if self.earlier is not None:
+            return SERVING
         if not self.histories:
             return self.log.phase or "engine starting"
         behind = [rank for rank in self.histories.values() if rank.status.phase != READY]

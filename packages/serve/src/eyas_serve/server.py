@@ -227,6 +227,7 @@ class Server:
         """One generation; with a draft it must have gone through speculation, and something been accepted."""
         seconds = duration(time.monotonic() - self.started)
         if self.config.node_rank:
+            self.progress.serves()
             self.tell("ready", f"READY after {seconds}: node {self.config.node_rank} serves node 0", url=self.url)
             return
         self.tell("progress", "warm-up: first generation", phase="warm-up", seconds=0, ranks=[])
@@ -245,6 +246,7 @@ class Server:
                 if self.config.guard == "enforce":
                     raise useless
                 self.tell("remark", f"guard, report only: {useless}")
+        self.progress.serves()
         seconds = duration(time.monotonic() - self.started)
         self.tell("ready", f"READY after {seconds}: {self.url}{note}", url=self.url, log=str(self.log),
                   seconds=round(time.monotonic() - self.started, 1), acceptance_length=self.acceptance_length)
