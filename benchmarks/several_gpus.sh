@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 for part in ${parts//,/ }; do
-  [ -f "$here/several_$part.py" ] || { echo "no part '$part': capture, train, serve" >&2; exit 2; }
+  case $part in capture | train | serve) ;; *) echo "no part '$part': capture, train, serve" >&2; exit 2 ;; esac
 done
 
 # NVLink multicast needs a fabric manager that rented and virtual machines often lack; where it is known to work, set 1.

@@ -15,7 +15,7 @@ class Event:
     """Something that happened.
 
     Attributes:
-        kind: `start`, `progress`, `remark`, `stall`, `ready`, `failed` or `stopped`.
+        kind: `start`, `progress`, `remark`, `stall`, `ready`, `verdict`, `failed` or `stopped`.
         text: for people; empty where there is nothing new to read.
         facts: for machines, plain JSON values.
         fleeting: only for a live view, neither printed nor kept.
