@@ -54,6 +54,7 @@ def serve(config: BenchConfig) -> Served:
     asked = [*load_prompts(config.prompts, config.target), *load_prompts(config.prompts, config.target, turns="live")]
     with Server(config) as server:
         assert server.child is not None
+        assert len({status.pid for status in server.progress.ranks.values()}) == config.tp
         run = measure(server.client, asked, config, "test")
         probe = probe_client(server.client, None) if config.draft else None
         return Served(run, probe, [*psutil.Process(server.child.pid).children(recursive=True)])

@@ -26,6 +26,7 @@ def start_rank(original: Callable[..., Any], scheduler: Any, *args: Any, **kwarg
     given = inspect.signature(original).bind(scheduler, *args, **kwargs).arguments
     server_args = given["server_args"]
     status = GUARD.status
+    status.pid = os.getpid()  # a forked rank has its launcher's
     status.rank = f"tp{given.get('tp_rank', 0)}-pp{given.get('pp_rank', 0)}-dp{given.get('dp_rank') or 0}"
     status.expected = _ranks_here(server_args)
     GUARD.enter("starting")
