@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+import torch
 from prompts import write_prompts
 from smollm2 import write_model
 from stages import BIN, Command, Stages
@@ -31,6 +32,7 @@ ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
 
 TRAIN_PROMPTS, HELD_OUT_PROMPTS = 500, 24
 ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 64, 8
+PRECISION = {"bfloat16": "bf16", "float32": "fp32"}
 TREE = {"steps": 3, "topk": 2, "num-draft-tokens": 6}
 CHAIN = {"steps": 3, "topk": 1, "num-draft-tokens": 4}
 
@@ -47,24 +49,31 @@ def read(path: Path) -> Any:
 
 def run(out: Path) -> dict[str, Any]:
     """Run all stages below `out`; returns the report."""
-    start, stages, model = time.monotonic(), Stages(), out / "smollm2"
+    start, stages, model, dtype = time.monotonic(), Stages(), out / "smollm2", fast_dtype()
     stages.call("model", write_model, model)
     train, held_out = stages.call("prompts", write_prompts, out / "prompts", TRAIN_PROMPTS, HELD_OUT_PROMPTS)
     answers, store, training, draft = out / "answers.jsonl", out / "store", out / "run", out / "draft"
     stages.command("regenerate", "eyas-extract", "regenerate", "--target", model, "--prompts", train,
-                   "--out", answers, "--max-new-tokens", ANSWER_TOKENS)
-    stages.command("extract", "eyas-extract", "run", "--target", model, "--data", answers, "--out", store)
+                   "--out", answers, "--max-new-tokens", ANSWER_TOKENS, "--dtype", dtype)
+    stages.command("extract", "eyas-extract", "run", "--target", model, "--data", answers, "--out", store,
+                   "--dtype", dtype)
     stages.command("train", "eyas-draft", "train", "--config", ROOT / "examples" / "demo.toml",
-                   "--target", model, "--store", store, "--out", training)
+                   "--target", model, "--store", store, "--out", training, "--precision", PRECISION[dtype])
     shutil.rmtree(draft, ignore_errors=True)
     stages.command("export", "eyas-draft", "export", "--run", training, "--out", draft)
     verify = ["eyas-draft", "verify", "--run", training, "--draft", draft, "--target", model, "--store", store]
-    measure(stages, out, model, draft, held_out, ("verify", verify))
+    measure(stages, out, model, draft, held_out, dtype, ("verify", verify))
     return summary(out, stages.seconds, round(time.monotonic() - start, 1))
 
 
-def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path, first: Command) -> None:
-    """`first` and the reference decoder, then real SGLang: fp32 for equality and acceptance, bf16 for speed."""
+def fast_dtype() -> str:
+    """bfloat16 where the processor computes in it, else float32, which is several times faster there."""
+    knows = torch.cpu.get_capabilities()
+    return "bfloat16" if any(knows.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else "float32"
+
+
+def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path, dtype: str, first: Command) -> None:
+    """`first` and the reference decoder, then real SGLang: fp32 for equality and acceptance, `dtype` for speed."""
     asked: list[object] = ["--target", model, "--draft", draft, "--prompts", held_out,
                            "--max-new-tokens", MEASURED_TOKENS]
     tree, chain = ((f"reference_{name}", ["eyas-draft", "eval", *asked, *flags(shape),
@@ -77,7 +86,7 @@ def measure(stages: Stages, out: Path, model: Path, draft: Path, held_out: Path,
     stages.command("serve_tree", *exact, *flags(TREE), "--out", baseline)
     stages.command("serve_chain", *exact, *flags(CHAIN), "--out", out / "served_chain.json",
                    "--baseline-report", baseline)
-    stages.command("serve_speed", *bench, "--dtype", "bfloat16", "--limit", SPEED_PROMPTS, *flags(TREE),
+    stages.command("serve_speed", *bench, "--dtype", dtype, "--limit", SPEED_PROMPTS, *flags(TREE),
                    "--out", out / "served_speed.json")
 
 
@@ -92,7 +101,7 @@ def summary(out: Path, seconds: dict[str, float], wall_seconds: float) -> dict[s
         "acceptance_length_reference_chain": read(out / "reference_chain.json")["acceptance_length"],
         "outputs_identical": tree["outputs_identical"] and chain["outputs_identical"],
         "served_tokens_per_second": speed["tokens_per_second"],
-        "baseline_tokens_per_second": speed["baseline_tokens_per_second"],
+        "baseline_tokens_per_second": speed["baseline_tokens_per_second"], "dtype": speed["config"]["dtype"],
         "train_tokens": Manifest.load(out / "store").num_trained,
         "stages": seconds, "wall_seconds": wall_seconds,
     }

@@ -24,7 +24,8 @@ def table(result: dict[str, Any]) -> str:
         ("acceptance length, chain 3/1/4, served", f"{result['acceptance_length_chain']:.2f}",
          f"reference decoder {result['acceptance_length_reference_chain']:.2f}"),
         ("outputs with draft = without (fp32, greedy)", "yes" if result["outputs_identical"] else "NO", ""),
-        ("tokens/s with the draft (bf16)", f"{speed:.1f}", f"without {base:.1f}, ratio {speed / base:.2f}"),
+        (f"tokens/s with the draft ({result['dtype']})", f"{speed:.1f}",
+         f"without {base:.1f}, ratio {speed / base:.2f}"),
         ("trained tokens", f"{result['train_tokens']:,}", f"engine {' '.join(map(str, result['engine'].values()))}"),
         ("time of all stages", f"{result['wall_seconds'] / 60:.1f} min", ""),
     ]
