@@ -6,6 +6,9 @@ ENGINE := $(VENV)/engine
 PIP := $(BIN)/pip --disable-pip-version-check
 # The engine's packages, the C++ build and the lint run side by side.
 MAKEFLAGS += --jobs=3
+# Byte code is left to the first import: most of what is installed is never imported. But an environment that forbids to
+# write it (many container images do) would make every process compile torch and SGLang again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find native -type f -not -name '*.pyc' -not -name '*.md')
 
 .PHONY: demo test check setup clean
@@ -27,7 +30,6 @@ check: $(VENV)/.python  ## lint and types only
 
 setup: $(VENV)/.python $(VENV)/.engine $(VENV)/.native $(VENV)/.packages  ## everything into .venv
 
-# Byte code is left to the first import: most of what is installed here is never imported.
 $(VENV)/.python: requirements/dev.txt requirements/demo.txt
 	@echo "== Python packages (torch 2.13.0) into $(VENV)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
