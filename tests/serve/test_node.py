@@ -81,10 +81,10 @@ def verdict(config: ServeConfig) -> Outcome:
 
 
 def test_a_peer_that_complains_of_a_killed_one_is_not_the_cause(node: Node) -> None:
-    text, facts = verdict(node({"mourns": 5} | fate("loading target weights", "kill")))
-    assert (facts["rank"], facts["phase"]) == (RANKS[5], "loading target weights")
-    assert facts["cause"] in ("killed", "host_out_of_memory")
-    assert "rank tp5-pp0-dp0 (pid" in text
+    outcome = verdict(node({"mourns": 5} | fate("loading target weights", "kill")))
+    assert (outcome.facts["rank"], outcome.facts["phase"]) == (RANKS[5], "loading target weights")
+    assert outcome.facts["cause"] in ("killed", "host_out_of_memory")
+    assert "rank tp5-pp0-dp0 (pid" in outcome.text
 
 
 def test_rank_5_of_8_is_killed_while_serving(node: Node) -> None:
