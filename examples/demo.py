@@ -30,8 +30,8 @@ from eyas_contract import Manifest
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE_PYTHON = BIN.parent / "engine" / "bin" / "python"
 
-TRAIN_PROMPTS, HELD_OUT_PROMPTS = 500, 24
-ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 64, 8
+TRAIN_PROMPTS, HELD_OUT_PROMPTS = 400, 24
+ANSWER_TOKENS, MEASURED_TOKENS, SPEED_PROMPTS = 96, 64, 4
 PRECISION = {"bfloat16": "bf16", "float32": "fp32"}
 TREE = {"steps": 3, "topk": 2, "num-draft-tokens": 6}
 CHAIN = {"steps": 3, "topk": 1, "num-draft-tokens": 4}
