@@ -18,7 +18,7 @@ NATIVE_SOURCES := CMakeLists.txt pyproject.toml $(shell find native -type f -not
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: setup  ## SmolLM2-135M gets a draft: extract, train, export, serve with real SGLang, measure (15 to 20 minutes on 2 cores)
+demo: setup  ## SmolLM2-135M gets a draft: extract, train, export, serve with real SGLang, measure (about 15 minutes on 2 cores)
 	$(BIN)/python examples/demo.py
 
 test: setup check  ## lint, types and all tests, a real SGLang server on the CPU included
