@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from host import expose_plugin
 from transformers import AutoTokenizer, LlamaConfig
 
 from eyas_contract import (
@@ -89,15 +90,6 @@ def machine() -> dict[str, Any]:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {"device": name, "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__,
             "python": platform.python_version()}
-
-
-def expose_plugin(folder: Path) -> None:
-    """Where our packages are on PYTHONPATH only, give the engine the entry point that an installation has."""
-    info = folder / "eyas_extract-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: eyas-extract\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\neyas_extract = eyas_extract.plugin:activate\n")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def tokens_of(answers: Path, target: Path, count: int) -> list[int]:
@@ -418,7 +410,7 @@ def main() -> None:
     results = Results(options.out)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        expose_plugin(work / "plugin")
+        expose_plugin(work / "plugin", "eyas-extract")
         for part in options.parts:
             begun = time.perf_counter()
             with ExitStack() as stack:

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from host import processor
+
 from eyas_contract import Manifest
 
 TURNS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -33,11 +35,6 @@ def write_rows(path: Path, count: int) -> None:
             sink.write(json.dumps({"id": f"s{number}", "messages": [
                 {"role": "user", "content": f"count from {TURNS[start]} to {TURNS[end]}"},
                 {"role": "assistant", "content": " ".join(TURNS[start:end + 1])}]}) + "\n")
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo").read_text()
-    return next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), "unknown")
 
 
 def shards(store: Path) -> int:

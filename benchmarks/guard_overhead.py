@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine_path import expose_plugin
+from host import expose_plugin, nvidia_smi
 
 from eyas_contract import EngineFailure
 from eyas_contract.contract import write_text_atomic
@@ -137,8 +137,7 @@ def measure(clients: dict[str, Client], options: argparse.Namespace, prompts: li
 def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     try:
-        device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
-                                text=True, check=True).stdout.splitlines()[0]
+        device = nvidia_smi("name")[0][0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         device = platform.processor() or platform.machine()
     return {"device": device, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}

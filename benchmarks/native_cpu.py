@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from host import processor
 
 import eyas_native
 
@@ -114,12 +114,6 @@ def main() -> None:
     print(f"least ratio {min(float(str(row['faster'])) for row in rows):.2f} on {machine}, {versions}")
     if options.out:
         options.out.write_text(json.dumps({"machine": machine, "versions": versions, "rows": rows}, indent=1) + "\n")
-
-
-def processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

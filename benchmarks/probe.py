@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shutil
 import sys
@@ -28,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "serve"))
 
 import handmade
+from host import expose_plugin
 
 from eyas_contract.contract import write_text_atomic
 from eyas_contract.target import TargetSpec
@@ -36,15 +36,6 @@ from eyas_draft.golden_config import GoldenConfig
 from eyas_serve.config import ServeConfig
 from eyas_serve.probe.session import probe_client
 from eyas_serve.server import Server
-
-
-def expose_plugin(folder: Path) -> None:
-    """Where our packages are on PYTHONPATH only, give the engine the entry point that an installation has."""
-    info = folder / "eyas_serve-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: eyas-serve\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\neyas_serve = eyas_serve.plugin:activate\n")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def make_draft(target: Path, folder: Path) -> Path:
@@ -110,7 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="eyas-probe-benchmark-") as name:
         folder = Path(name)
         if gpu:
-            expose_plugin(folder / "plugin")
+            expose_plugin(folder / "plugin", "eyas-serve")
         draft = make_draft(options.target, folder / "draft")
         print(make_golden(GoldenConfig(draft, options.target)), flush=True)
         for part in options.parts:

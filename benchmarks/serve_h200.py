@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from engine_path import expose_plugin
 from guard_overhead import machine
+from host import expose_plugin, nvidia_smi
 
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_serve.processes import running
@@ -156,9 +156,8 @@ class Launch:
 
 def gpu_mib() -> int | None:
     """Memory in use on all GPUs, MiB; None without nvidia-smi."""
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        return sum(map(int, subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()))
+        return sum(int(row[0]) for row in nvidia_smi("memory.used"))
     except (OSError, subprocess.CalledProcessError):
         return None
 

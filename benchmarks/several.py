@@ -7,7 +7,6 @@ import random
 import signal
 import sys
 import time
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import psutil
 
 sys.path.extend(str(Path(__file__).parent.parent / "tests" / name) for name in ("", "serve", "integration"))
 
-import capture
-import probe
-from several_report import add, nvidia_smi, parser, sizes, visible
+from host import expose_plugin, nvidia_smi
+from several_report import add, parser, sizes, visible
 
 import tiny
 
@@ -72,10 +70,8 @@ def part(name: str) -> Part:
     """The part that this process is. SIGTERM becomes an exit, so that `finally` ends what runs."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     result = Part(name)
-    known = {entry.name for entry in entry_points(group="sglang.srt.plugins")}
-    for plugin, expose in (("eyas_extract", capture.expose_plugin), ("eyas_serve", probe.expose_plugin)):
-        if plugin not in known:  # our packages are on PYTHONPATH only
-            expose(result.work / plugin)
+    for distribution in ("eyas-extract", "eyas-serve"):
+        expose_plugin(result.work / distribution.replace("-", "_"), distribution)
     return result
 
 

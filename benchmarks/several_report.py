@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from capture_scale import processor
+from host import nvidia_smi, processor
 
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_serve.interpreter import find_interpreter
@@ -39,13 +39,6 @@ def visible() -> list[str]:
     """The GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(len(nvidia_smi("name")))] if named is None else named.split(",")
-
-
-def nvidia_smi(query: str) -> list[list[str]]:
-    """A row for each GPU."""
-    done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"], capture_output=True,
-                          text=True, check=True)
-    return [[value.strip() for value in line.split(",")] for line in done.stdout.splitlines()]
 
 
 def machine(cpu: bool) -> dict[str, Any]:

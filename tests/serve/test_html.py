@@ -67,7 +67,10 @@ def browse(text: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
     return json.loads(html.unescape(found[1])), sorted(asked)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)")
+
+
+@needs_chromium
 def test_in_headless_chromium(tmp_path: Path) -> None:
     look, asked = browse(page(report()), tmp_path)
     assert asked == look["loaded"] == []
@@ -82,9 +85,8 @@ def test_in_headless_chromium(tmp_path: Path) -> None:
             assert above <= box[1] <= box[3] <= below, plot["title"]
 
 
+@needs_chromium
 def test_the_check_sees_what_is_wrong(tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium here")
     text = page(report()).replace("</h1>", '</h1><img src="http://127.0.0.1:9/x.png">')
     wide = text.replace("<table", '<table style="width:3000px"', 1).replace(".wide{overflow-x:auto;", ".w{")
     look, asked = browse(wide, tmp_path)
