@@ -22,6 +22,7 @@ from eyas_contract.contract import write_text_atomic
 from eyas_serve.acceptance import Acceptance
 from eyas_serve.client import Generation
 from eyas_serve.config import ServeConfig
+from eyas_serve.flags import attention_flags
 from eyas_serve.prompts import load_prompts
 from eyas_serve.server import Server
 
@@ -45,9 +46,7 @@ def long_prompts(path: Path, target: Path, context: int, count: int) -> Prompts:
 
 def serve(options: argparse.Namespace, backend: str, prompts: Prompts) -> tuple[dict[str, Any], list[Generation]]:
     """All prompts through one backend, one at a time; the first is sent twice and counted once."""
-    flags = ["--attention-backend", backend, "--page-size", "1"]
-    if backend == "eyas":
-        flags += ["--speculative-draft-attention-backend", "triton"]
+    flags = [*attention_flags(backend, drafted=True), "--page-size", "1"]
     config = ServeConfig(target=options.target, draft=options.draft, dtype="bfloat16", port=0, steps=options.steps,
                          topk=options.topk, num_draft_tokens=options.num_draft_tokens, radix_cache=False,
                          preflight=False, extra=shlex.join([*flags, *shlex.split(options.extra)]))

@@ -32,12 +32,13 @@ from eyas_serve.bench import measure
 from eyas_serve.client import Generation
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.events import Event
+from eyas_serve.flags import attention_flags
 from eyas_serve.handshake import READY
 from eyas_serve.progress import SERVING
 from eyas_serve.prompts import load_prompts
 from eyas_serve.server import Server
 
-GPU_ARGS = "--attention-backend {backend} --page-size 1 --max-running-requests 8"
+GPU_ARGS = ("--page-size", "1", "--max-running-requests", "8")
 TIE = {"float32": 1e-3, "bfloat16": 0.25}  # nats between the two best tokens that rounding may decide: 2 bf16 steps
 LOADING = "loading target weights"
 
@@ -77,9 +78,7 @@ class Serve:
         """A server of a kind: `target alone`, `draft` or `draft, eyas attention`."""
         part, drafted = self.part, kind != "target alone"
         ours = kind.endswith("eyas attention")
-        extra = "" if part.cpu else GPU_ARGS.format(backend="eyas" if ours else "triton")
-        if ours:
-            extra += " --speculative-draft-attention-backend triton"
+        extra = "" if part.cpu else " ".join([*attention_flags("eyas" if ours else "triton", drafted), *GPU_ARGS])
         environment = {}
         if not part.cpu:
             first = number % len(part.gpus) if ranks == 1 else 0

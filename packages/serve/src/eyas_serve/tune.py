@@ -17,6 +17,7 @@ from eyas_contract.engines.sglang import server_flags
 from eyas_serve.bench import Run, measure
 from eyas_serve.client import Client
 from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig
+from eyas_serve.flags import attention_flags
 from eyas_serve.levels import Arm, Row, summarise_level
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
@@ -45,10 +46,8 @@ class Shape:
         arm: dict[str, Any] = {"draft": None} if is_alone(self.name) else {
             "steps": self.steps, "topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
         if self.backend:
-            flags = [config.extra, "--attention-backend", self.backend]
-            if self.backend == "eyas" and not is_alone(self.name):  # it verifies; the draft's own steps need another
-                flags.append("--speculative-draft-attention-backend triton")
-            arm["extra"] = " ".join(filter(None, flags))
+            flags = attention_flags(self.backend, drafted=not is_alone(self.name))
+            arm["extra"] = " ".join(filter(None, [config.extra, *flags]))
         return ServeConfig(**{**common, "run_dir": run_dir, **arm})
 
 
