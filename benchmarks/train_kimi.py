@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eyas_contract import DraftSpec, Rope
+from eyas_contract import DraftSpec, MlaSizes, Rope
 from eyas_draft.config import TrainConfig
 from eyas_draft.feed import Buffers
 from eyas_draft.fixed import FixedStepper
@@ -26,8 +26,12 @@ KIMI = DraftSpec(
     target_hidden_size=7168, num_aux=3, draft_vocab_size=32000, target_vocab_size=163840,
     max_position_embeddings=131072, rope=Rope("default", 50000.0), rms_norm_eps=1e-5, hidden_act="silu", fc_norm=False,
     norm_output=False, own_embedding=False, dtype="bfloat16")
+KIMI_MLA = DraftSpec(**{**vars(KIMI), "kind": "mla", "num_kv_heads": 64, "head_dim": 192,
+                        "mla": MlaSizes(1536, 512, 128, 64, 128)})
 SMALL = DraftSpec(**{**vars(KIMI), "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "num_kv_heads": 2,
                      "head_dim": 16, "target_hidden_size": 64, "draft_vocab_size": 100, "target_vocab_size": 300})
+SMALL_MLA = DraftSpec(**{**vars(SMALL), "kind": "mla", "num_kv_heads": 4, "head_dim": 24,
+                         "mla": MlaSizes(32, 24, 16, 8, 16)})
 
 
 class RandomFeed:
@@ -62,12 +66,13 @@ class RandomFeed:
 
 def kimi(device_name: str, *, full: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name of a case, its numbers), one after another."""
-    cases = {"8k_of_2k": ([2048] * 4, 7, True), "32k_context": ([32768], 4, True),
-             "8k_of_2k_uncompiled": ([2048] * 4, 7, False)}
-    for name, (lengths, steps, compiling) in cases.items():
+    plain, latent = (KIMI, KIMI_MLA) if full else (SMALL, SMALL_MLA)
+    cases = {"8k_of_2k": (plain, [2048] * 4, 7, True), "32k_context": (plain, [32768], 4, True),
+             "8k_of_2k_mla": (latent, [2048] * 4, 7, True), "8k_of_2k_uncompiled": (plain, [2048] * 4, 7, False)}
+    for name, (spec, lengths, steps, compiling) in cases.items():
         scaled = lengths if full else [n // 128 for n in lengths]
         try:
-            yield name, case(KIMI if full else SMALL, scaled, steps, compiling, torch.device(device_name), full)
+            yield name, case(spec, scaled, steps, compiling, torch.device(device_name), full)
         except (RuntimeError, AssertionError) as error:
             yield name, {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
         if torch.cuda.is_available():
