@@ -76,7 +76,8 @@ class Run:
             facts = {"failed": f"{type(error).__name__}: {error}"}
         facts["step_seconds"] = round(time.monotonic() - began, 1)
         self.result["steps"][name] = facts
-        write_text_atomic(self.out / "serve_h200.json", json.dumps(self.result, indent=1) + "\n")
+        text = json.dumps(self.result, indent=1, default=lambda path: path.name)
+        write_text_atomic(self.out / "serve_h200.json", text + "\n")
         print(f"{name}: {facts['step_seconds']} s", facts.get("failed", "")[:500], flush=True)
 
     def command(self, name: str, words: Sequence[object], seconds: float) -> str:
@@ -102,7 +103,7 @@ class Run:
                                "--no-radix-cache", "--max-total-tokens", options.max_total_tokens,
                                "--cuda-graph-max-bs", max(options.concurrencies)]
         for flag, value in (("--engine-python", options.engine_python), ("--extra", options.extra)):
-            words += [flag, value] if value else []
+            words += [f"{flag}={value}"] if value else []  # a value that begins with dashes needs the sign
         return words
 
     def draft_flags(self) -> list[object]:

@@ -64,7 +64,7 @@ class ServeConfig:
     metrics: bool = True
     """Prometheus metrics under /metrics, for eyas-serve watch."""
     extra: str = ""
-    """Further arguments of sglang.launch_server, as one shell-quoted text."""
+    """Further arguments of sglang.launch_server, as one shell-quoted text: --extra="--flag value", with the sign."""
     preflight: bool = True
     """Check draft against target before anything starts. The guard inside the engine stays on either way."""
     guard: Literal["enforce", "report", "off"] = "enforce"
