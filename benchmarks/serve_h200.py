@@ -265,7 +265,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shape", default="3/1/4", help="of launch, bench and overhead: steps/topk/tokens")
     parser.add_argument("--shapes", nargs="+", default=["1/1/2", "3/1/4", "3/4/8"], help="of tune")
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 4, 16, 64])
-    for name, default in (("limit", 96), ("max-new-tokens", 128), ("max-total-tokens", 65536), ("overhead-count", 64)):
+    for name, default in (("limit", 96), ("max-new-tokens", 128), ("max-total-tokens", 65536), ("overhead-count", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--mem-fraction", type=float, default=None, help="of each of two servers side by side")
     parser.add_argument("--minutes", type=float, default=7.5, help="of everything")
