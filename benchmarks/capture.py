@@ -14,6 +14,7 @@ counts from the first request to the last shard's commit, hashed and synced.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import lzma
 import math
@@ -27,6 +28,7 @@ import threading
 import time
 import traceback
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -46,11 +48,12 @@ from eyas_contract import (
     default_aux_layer_ids,
     store_tensors,
 )
+from eyas_contract.commands import Progress
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import read_tensor
 from eyas_extract.config import RunConfig
 from eyas_extract.engine_process import Engine, EngineSettings
-from eyas_extract.engine_run import layout
+from eyas_extract.engine_run import Committer, layout
 from eyas_extract.mask import Sample
 from eyas_extract.pending import Pending
 from eyas_extract.plan import bytes_per_token
@@ -143,12 +146,12 @@ def captured_rate(server: Server, parts: Sequence[Pending], contract: Contract, 
     shutil.rmtree(folder, ignore_errors=True)
     writer = StoreWriter(folder, contract, {"benchmark": 1})
     start = time.perf_counter()
+    committer = Committer(writer, Progress(0, "rows", "capture", stream=io.StringIO()), [])
     with Workers([Served(server)], ahead, lambda captor: None) as workers:
-        waiting = [(part, workers.submit(layout(writer, part))) for part in parts]
-        for part, future in waiting:
-            filled = future.result()
-            assert not filled.bad, filled.bad
-            writer.adopt(filled.file.path, filled.records, filled.samples, [], part.next_line)
+        window = deque((part, workers.submit(layout(writer, part))) for part in parts)
+        while window:
+            committer.commit(window)
+    assert not committer.kept, committer.kept
     writer.finish([])
     seconds = time.perf_counter() - start
     size = sum(shard.bytes for shard in writer.manifest.shards)

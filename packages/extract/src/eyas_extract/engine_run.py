@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from eyas_extract.mask import Sample
 from eyas_extract.pending import Pending, shards
 from eyas_extract.protocol import Captor, CaptureSettings, rows_file
 from eyas_extract.shard_file import ShardFile
-from eyas_extract.store import StoreWriter
+from eyas_extract.store import Ready, StoreWriter
 from eyas_extract.template import ChatTemplate
 from eyas_extract.workers import Attached, Filled, Source, Workers, fill
 
@@ -69,7 +70,7 @@ def extract(config: RunConfig, device: str, template: ChatTemplate, writer: Stor
         workers: Workers | None = None
         sources: list[Source] = []
         window: deque[tuple[Pending, Future[Filled] | None]] = deque()
-        limit = (config.ahead + 1) * max(len(config.servers), config.engines, 1)
+        limit = 2 * config.ahead * max(len(config.servers), config.engines, 1) + len(os.sched_getaffinity(0))
         committer = Committer(writer, progress, sources)
         for pending in shards(config, template, writer.next_line, progress):
             if pending.samples and workers is None:
@@ -79,9 +80,9 @@ def extract(config: RunConfig, device: str, template: ChatTemplate, writer: Stor
             future = workers.submit(layout(writer, pending)) if workers and pending.samples else None
             window.append((pending, future))
             if len(window) > limit:
-                committer.commit(*window.popleft())
+                committer.commit(window)
         while window:
-            committer.commit(*window.popleft())
+            committer.commit(window)
         kept = committer.kept
         writer.finish(kept)
         lost = f", {workers.lost} servers lost on the way" if workers and workers.lost else ""
@@ -97,27 +98,36 @@ class Committer:
         self.kept: list[Reject] = []
         self.start, self.done = time.monotonic(), 0
 
-    def commit(self, pending: Pending, future: Future[Filled] | None) -> None:
-        """Wait for a shard and add it. Raises what its filling raised."""
-        rejects = list(pending.rejects)
-        if future is not None:
-            filled = future.result()
+    def commit(self, window: deque[tuple[Pending, Future[Filled] | None]]) -> None:
+        """Wait for the first shard, and add it with those after it that are done too. Raises what filling raised."""
+        ready: list[Ready] = []
+        samples = 0
+        try:
+            while window and (not samples or (future := window[0][1]) is None or future.done()):
+                pending, future = window.popleft()
+                samples += len(pending.samples)
+                ready += self._ready(pending, future.result() if future else None)
+        finally:  # those before one that failed are whole
+            if ready:
+                self.writer.adopt(ready)
+        self.progress.update(samples, f"{self.done / (time.monotonic() - self.start):,.0f} tokens/s")
+
+    def _ready(self, pending: Pending, filled: Filled | None) -> list[Ready]:
+        rejects = [*self.kept, *pending.rejects]
+        if filled is not None:
             rejects += [Reject(pending.samples[i].line, pending.samples[i].id, why) for i, why in filled.bad.items()]
-            rejects.sort(key=lambda r: r.line)
             for source in self.sources:
                 if isinstance(source, Own):
                     source.deaths = 0
-            if filled.samples:
-                self.writer.adopt(filled.file.path, filled.records, filled.samples, [*self.kept, *rejects],
-                                  pending.next_line)
-                self.kept.clear()
-                rejects = []
-            else:
-                filled.file.remove()
             self.done += pending.tokens
-            self.progress.update(len(pending.samples),
-                                 f"{self.done / (time.monotonic() - self.start):,.0f} tokens/s")
-        self.kept += rejects
+        rejects.sort(key=lambda r: r.line)
+        if filled is None or not filled.samples:
+            if filled is not None:
+                filled.file.remove()
+            self.kept = rejects
+            return []
+        self.kept = []
+        return [Ready(filled.file.path, filled.records, filled.samples, rejects, pending.next_line)]
 
 
 def layout(writer: StoreWriter, pending: Pending) -> Callable[[], ShardFile]:

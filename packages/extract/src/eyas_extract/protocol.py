@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from eyas_contract.canonical import from_plain
 
@@ -51,8 +52,7 @@ class CaptureSettings:
         return from_plain(cls, json.loads(text), f"${VARIABLE}") if text else None
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Where a request's states belong: rows `first` to `first + rows` of the shard file `path`, at this attempt."""
 
     path: str
@@ -111,6 +111,10 @@ class RowsDone:
     rows: int
     fault: str = ""
     bad: str = ""
+
+    def line(self) -> bytes:
+        """As a line of the report."""
+        return json.dumps(self.__dict__).encode("ascii") + b"\n"
 
 
 def rows_file(shard: Path) -> Path:

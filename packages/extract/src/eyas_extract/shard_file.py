@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import mmap
 import os
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from eyas_contract import CaptureSpec, SampleRecord, TensorRecord
@@ -21,6 +22,7 @@ from eyas_extract.protocol import Mark, rows_file
 from eyas_extract.store import header_bytes, room_for, write_safetensors
 
 NUMBERS = itertools.count()
+BLOCK = 1 << 20  # bytes hashed at a time: they stay in a core's own cache
 
 
 class ShardFile:
@@ -57,7 +59,7 @@ class ShardFile:
                 offset = len(header)
                 for name, _, _, size in entries:
                     if name in small:
-                        os.pwrite(sink.fileno(), small[name].view(torch.uint8).numpy().tobytes(), offset)
+                        os.pwrite(sink.fileno(), small[name].tobytes(), offset)
                     offset += size
             except OSError:
                 self.remove()
@@ -65,8 +67,8 @@ class ShardFile:
 
     def marks(self, attempt: int = 0) -> list[Mark]:
         """Where each sample's rows belong."""
-        return [Mark(str(self.path.resolve()), first, rows, attempt)
-                for first, rows in zip(self.bounds, self.lengths, strict=False)]
+        path = str(self.path.resolve())
+        return [Mark(path, first, rows, attempt) for first, rows in zip(self.bounds, self.lengths, strict=False)]
 
     def finish(self, bad: dict[int, str]) -> tuple[tuple[TensorRecord, ...], list[SampleRecord]]:
         """Hash and sync the filled file; samples in `bad` (by number) are taken out of it first.
@@ -80,15 +82,11 @@ class ShardFile:
             if bad:
                 return self._without(good), kept
             records = []
-            with self.path.open("rb") as source:
+            with self.path.open("rb", buffering=0) as source:
                 os.fsync(source.fileno())
-                with mmap.mmap(source.fileno(), 0, prot=mmap.PROT_READ) as view:
-                    view.madvise(mmap.MADV_SEQUENTIAL)
-                    header = read_header(self.path)
-                    for info in header.tensors.values():
-                        with memoryview(view)[info.start:info.end] as block:
-                            records.append(TensorRecord(info.name, info.dtype, info.shape,
-                                                        hashlib.sha256(block).hexdigest()))
+                for info in read_header(self.path).tensors.values():
+                    digest = sha256_of(source.fileno(), info.start, info.end)
+                    records.append(TensorRecord(info.name, info.dtype, info.shape, digest))
         return tuple(records), kept
 
     def _without(self, good: Sequence[int]) -> tuple[TensorRecord, ...]:
@@ -110,8 +108,19 @@ class ShardFile:
         rows_file(self.path).unlink(missing_ok=True)
 
 
-def small_tensors(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+def small_tensors(samples: Sequence[Sample]) -> dict[str, np.ndarray[Any, Any]]:
     """A shard's tensors without the states."""
-    return {"input_ids": torch.tensor([t for s in samples for t in s.input_ids], dtype=torch.int32),
-            "loss_mask": torch.tensor([m for s in samples for m in s.loss_mask], dtype=torch.uint8),
-            "sample_offsets": torch.tensor([0, *accumulate(len(s.input_ids) for s in samples)], dtype=torch.int64)}
+    ids, masks = b"".join(s.input_ids.tobytes() for s in samples), b"".join(s.loss_mask for s in samples)
+    return {"input_ids": np.frombuffer(ids, np.int32), "loss_mask": np.frombuffer(masks, np.uint8),
+            "sample_offsets": np.array([0, *accumulate(len(s.input_ids) for s in samples)], np.int64)}
+
+
+def sha256_of(file: int, start: int, end: int) -> str:
+    """SHA-256 (hex) of a file's bytes, read into one small buffer: a map of them costs a fault for every few pages."""
+    hasher, buffer = hashlib.sha256(), memoryview(bytearray(min(BLOCK, end - start)))
+    while start < end:
+        done = os.preadv(file, [buffer[:end - start]], start)
+        assert done, "a file that ends before its header says"
+        hasher.update(buffer[:done])
+        start += done
+    return hasher.hexdigest()

@@ -15,6 +15,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -44,6 +45,25 @@ NEXT_LINE = "next_line"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Source = dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A shard that is whole and synced under a temporary name in the store's folder.
+
+    Attributes:
+        file: its path.
+        records: of its tensors.
+        samples: in packed order.
+        rejects: of the lines before `next_line` that are not yet recorded.
+        next_line: first input line that is in no shard yet.
+    """
+
+    file: Path
+    records: tuple[TensorRecord, ...]
+    samples: Sequence[SampleRecord]
+    rejects: Sequence[Reject]
+    next_line: int
 
 
 @contextmanager
@@ -77,6 +97,7 @@ class StoreWriter:
         self.manifest = Manifest(tuple(sorted(contract.digests().items())), digest(source), False, ())
         self.next_line = 1
         self.rejects: list[Reject] = []
+        self.rejects_saved = False  # whether the file holds just these
         with room_for(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = lock(folder)
@@ -139,20 +160,25 @@ class StoreWriter:
         Raises:
             EyasError: the disk is full; everything committed before is whole.
         """
-        path = self.folder / self._next_name()
+        path = self.folder / shard_name(len(self.manifest.shards))
         with room_for(path):
             records, size = write_safetensors(path, tensors, self.metadata(next_line))
-        self._register(ShardRecord(path.name, size, records, tuple(samples)), rejects, next_line)
+        self._register([ShardRecord(path.name, size, records, tuple(samples))], rejects, next_line)
 
-    def adopt(self, file: Path, records: tuple[TensorRecord, ...], samples: Sequence[SampleRecord],
-              rejects: Sequence[Reject], next_line: int) -> None:
-        """Add a shard that is whole and synced under a temporary name in the store's folder; else as `commit`."""
-        path = self.folder / self._next_name()
-        size = file.stat().st_size
-        with room_for(path):
-            file.replace(path)
+    def adopt(self, ready: Sequence[Ready]) -> None:
+        """Add shards, all by one replacement of the manifest: a dozen small ones a second would spend it on syncs.
+
+        Raises:
+            EyasError: as `commit`.
+        """
+        shards = []
+        with room_for(self.folder):
+            for number, each in enumerate(ready, len(self.manifest.shards)):
+                path = self.folder / shard_name(number)
+                shards.append(ShardRecord(path.name, each.file.stat().st_size, each.records, tuple(each.samples)))
+                each.file.replace(path)
             sync_folder(self.folder)
-        self._register(ShardRecord(path.name, size, records, tuple(samples)), rejects, next_line)
+        self._register(shards, [reject for each in ready for reject in each.rejects], ready[-1].next_line)
 
     def replace(self, number: int, shard: ShardRecord) -> None:
         """Record a shard that was made anew in the place of an old one."""
@@ -165,13 +191,11 @@ class StoreWriter:
         """What stands in a shard's header."""
         return {**self.contract.digests(), NEXT_LINE: str(next_line)}
 
-    def _next_name(self) -> str:
-        return f"shard-{len(self.manifest.shards):06d}.safetensors"
-
-    def _register(self, shard: ShardRecord, rejects: Sequence[Reject], next_line: int) -> None:
-        with room_for(self.folder / shard.file):
-            self._save_rejects([*self.rejects, *rejects])
-            self._save_manifest(dataclasses.replace(self.manifest, shards=(*self.manifest.shards, shard)))
+    def _register(self, shards: Sequence[ShardRecord], rejects: Sequence[Reject], next_line: int) -> None:
+        with room_for(self.folder):
+            if rejects or not self.rejects_saved:
+                self._save_rejects([*self.rejects, *rejects])
+            self._save_manifest(dataclasses.replace(self.manifest, shards=(*self.manifest.shards, *shards)))
         self.next_line = next_line
 
     def finish(self, rejects: Sequence[Reject]) -> None:
@@ -186,12 +210,17 @@ class StoreWriter:
 
     def _save_rejects(self, rejects: list[Reject]) -> None:
         write_text_atomic(self.folder / REJECTS_NAME, "".join(dumps(r) + "\n" for r in rejects))
-        self.rejects = rejects
+        self.rejects, self.rejects_saved = rejects, True
 
     def _save_manifest(self, manifest: Manifest) -> None:
         manifest.save(self.folder)
         sync_folder(self.folder)
         self.manifest = manifest
+
+
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"shard-{number:06d}.safetensors"
 
 
 def lock(path: Path) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +41,6 @@ class Filled:
     bad: dict[int, str]
 
 
-
 @dataclass
 class Job:
     """A shard to be filled; `make` lays out a fresh file for each attempt."""
@@ -52,9 +53,12 @@ class Job:
 class Workers:
     """Threads that fill shards; use as a context manager.
 
+    A server has `ahead` shards to compute at any time: as many threads again lay out what it computes next, or wait
+    for rows on their way to the disk, and hashing and syncing is done by a pool, one thread a core.
+
     Args:
         sources: the servers.
-        ahead: shards in flight on each.
+        ahead: shards that each computes at a time.
         require: raises where a captor is not the one wanted.
         patience: seconds to wait for rows that a server has computed and not yet reported.
     """
@@ -68,8 +72,10 @@ class Workers:
         self.stopped = False
         self.locks = {id(source): threading.Lock() for source in sources}
         self.dead: dict[int, EngineFailure] = {}
+        self.turns = {id(source): threading.BoundedSemaphore(ahead) for source in sources}
+        self.finishers = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "eyas-finisher")
         self.threads = [threading.Thread(target=self._work, args=(source,), daemon=True)
-                        for source in sources for _ in range(ahead)]
+                        for source in sources for _ in range(2 * ahead)]
         for thread in self.threads:
             thread.start()
 
@@ -80,6 +86,7 @@ class Workers:
         self.stopped = True
         for _ in self.threads:
             self.jobs.put(None)
+        self.finishers.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, make: Callable[[], ShardFile]) -> Future[Filled]:
         """Have a shard filled; `make` lays out a fresh file for each attempt."""
@@ -90,7 +97,7 @@ class Workers:
     def _work(self, source: Source) -> None:
         while (job := self.jobs.get()) is not None and not self.stopped:
             try:
-                job.future.set_result(self._fill(source.server, job.make))
+                self._fill(source, job)
             except ServerLost as lost:
                 job.losses += 1
                 if job.losses > LOSSES:
@@ -125,20 +132,36 @@ class Workers:
                         job.future.set_exception(self.dead[id(source)])
             return False
 
-    def _fill(self, server: Server, make: Callable[[], ShardFile]) -> Filled:
-        file = make()
+    def _fill(self, source: Source, job: Job) -> None:
+        """Have the server fill the job's file, and leave the rest to a finisher."""
+        file = job.make()
         try:
-            bad = fill(server, file, self.require, self.patience)
-            records, samples = file.finish(bad)
+            bad = fill(source.server, file, self.require, self.patience, self.turns[id(source)])
         except BaseException:
             file.remove()
             raise
-        rows_file(file.path).unlink(missing_ok=True)
-        return Filled(file, records, samples, bad)
+        self.finishers.submit(self._finish, job, file, bad)
+
+    def _finish(self, job: Job, file: ShardFile, bad: dict[int, str]) -> None:
+        try:
+            records, samples = file.finish(bad)
+            rows_file(file.path).unlink(missing_ok=True)
+            job.future.set_result(Filled(file, records, samples, bad))
+        except BaseException as error:
+            file.remove()
+            job.future.set_exception(error)
 
 
-def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], patience: float) -> dict[int, str]:
+def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], patience: float,
+         turn: AbstractContextManager[object] | None = None) -> dict[int, str]:
     """Have a server write a shard's rows, and wait until it says that all are there.
+
+    Args:
+        server: that captures.
+        file: laid out.
+        require: raises where a captor is not the one wanted.
+        patience: seconds to wait for rows that the server has computed and not yet reported.
+        turn: held while the server computes.
 
     Returns:
         Number of each sample whose states cannot be used, and why.
@@ -152,7 +175,8 @@ def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], pat
     waiting, bad, offset = set(number.values()), {}, 0
     for attempt in range(TRIES):
         asked, marks = sorted(waiting), file.marks(attempt)
-        server.prefill([file.samples[i].input_ids for i in asked], [marks[i].request_id() for i in asked])
+        with turn or nullcontext():
+            server.prefill([file.samples[i].input_ids for i in asked], [marks[i].request_id() for i in asked])
         faults: dict[int, str] = {}
         deadline = time.monotonic() + patience
         while len(faults) < len(waiting):

@@ -7,18 +7,17 @@ write straight from there. With no slot free, the engine waits: memory stays fla
 from __future__ import annotations
 
 import dataclasses
-import math
 import queue
 import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from eyas_contract.capture import store_tensors
 from eyas_extract.dtypes import STORE_DTYPES
 from eyas_extract.inside.gather import largest, pick_gather
-from eyas_extract.inside.sink import Piece, Sink
+from eyas_extract.inside.sink import Part, Piece, Sink, runs
 from eyas_extract.protocol import Captor, CaptureSettings
 
 
@@ -26,7 +25,7 @@ class Slot:
     """Buffers of `rows` rows. `device` is where states are gathered, `host` what is written; one and the same on a CPU.
 
     Attributes:
-        pieces: (piece, first row in the slot).
+        parts: what is in it, in order.
         used: rows in use.
         done: event after the copy to the host, or None.
     """
@@ -36,7 +35,7 @@ class Slot:
             made = {"aux_hidden_states": torch.empty(rows, layers * hidden, dtype=dtype, device=where,
                                                      pin_memory=pinned),
                     "last_hidden_state": torch.empty(rows, hidden, dtype=dtype, device=where, pin_memory=pinned),
-                    "largest": torch.empty(layers + 1, rows, dtype=torch.float32, device=where, pin_memory=pinned)}
+                    "largest": torch.empty(rows, layers + 1, dtype=torch.float32, device=where, pin_memory=pinned)}
             if dtype == torch.float8_e4m3fn:
                 made["scales"] = torch.empty(layers + 1, rows, dtype=torch.float32, device=where, pin_memory=pinned)
             return made
@@ -50,7 +49,8 @@ class Slot:
 
     def clear(self) -> None:
         """Make it empty."""
-        self.pieces: list[tuple[Piece, int]] = []
+        self.parts: list[Part] = []
+        self.sources: list[tuple[int, int, int]] = []  # row of the batch, row here, rows
         self.used = 0
 
 
@@ -75,7 +75,6 @@ class Ring:
         self.captor = dataclasses.replace(captor, gather=name)
         width = (self.layers + 1) * self.hidden * stored.itemsize
         rows = min(max(settings.slot_mib * 2**20 // width, 64), 16384)
-        self.names = {spec.name for spec in store_tensors(captor.store_dtype)}
         self.free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         for _ in range(settings.slots):
             self.free.put(Slot(rows, self.layers, self.hidden, stored, "cpu" if kind == "cpu" else device))
@@ -98,14 +97,14 @@ class Ring:
             turn = self.sink.expect(piece)
             if turn is None:
                 continue
-            done = 0
-            while done < piece.rows:
+            mark, position, source, left = piece
+            while left:
                 if slot is None:
                     slot = self.free.get()
-                rows = min(piece.rows - done, slot.rows - slot.used)
-                slot.pieces.append((dataclasses.replace(piece, position=piece.position + done,
-                                                        source=piece.source + done, rows=rows, turn=turn), slot.used))
-                slot.used, done = slot.used + rows, done + rows
+                rows = min(left, slot.rows - slot.used)
+                slot.parts.append(Part(mark, turn, position, slot.used, rows))
+                slot.sources.append((source, slot.used, rows))
+                slot.used, position, source, left = slot.used + rows, position + rows, source + rows, left - rows
                 if slot.used == slot.rows:
                     self._send(slot, states)
                     slot = None
@@ -113,31 +112,32 @@ class Ring:
             self._send(slot, states)
 
     def _send(self, slot: Slot, states: Sequence[torch.Tensor]) -> None:
-        """Gather a slot's pieces, neighbours in one launch, and start the copy to the host."""
-        runs: list[list[int]] = []
-        for piece, at in slot.pieces:
-            if runs and runs[-1][0] + runs[-1][2] == piece.source:
-                runs[-1][2] += piece.rows
-            else:
-                runs.append([piece.source, at, piece.rows])
+        """Gather a slot's rows, neighbours in one launch, and start the copy to the host."""
         into = slot.device
-        for source, at, rows in runs:
+        for source, at, rows in runs(slot.sources):
             taken = [state[source:source + rows] for state in states]
             scales = into["scales"][:, at:at + rows] if "scales" in into else None
             self.gather(taken[:-1], into["aux_hidden_states"][at:at + rows], None if scales is None else scales[:-1])
             self.gather(taken[-1:], into["last_hidden_state"][at:at + rows], None if scales is None else scales[-1:])
-            for k, state in enumerate(taken):
-                into["largest"][k, at:at + rows] = largest(state)
+            if scales is not None:  # e4m3 has no infinity to be found in it
+                for k, state in enumerate(taken):
+                    into["largest"][at:at + rows, k] = largest(state)
+        if "scales" not in into:
+            self._largest(into, slot.used)
         if self.copies is not None:
             self.copies.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.copies):
                 for name, buffer in into.items():
-                    if name in self.names:
-                        slot.host[name][:slot.used].copy_(buffer[:slot.used], non_blocking=True)
-                    else:
-                        slot.host[name].copy_(buffer, non_blocking=True)
+                    used = None if name == "scales" else slot.used  # of which it would be no single block
+                    slot.host[name][:used].copy_(buffer[:used], non_blocking=True)
                 slot.done.record(self.copies)
         self.full.put(slot)
+
+    def _largest(self, into: dict[str, torch.Tensor], used: int) -> None:
+        """Largest magnitude of each row and layer, of what was gathered: two launches for all layers."""
+        aux = into["aux_hidden_states"][:used].view(used, self.layers, self.hidden)
+        into["largest"][:used, :-1] = largest(aux)
+        into["largest"][:used, -1] = largest(into["last_hidden_state"][:used])
 
     def _write_all(self) -> None:
         while True:
@@ -152,28 +152,27 @@ class Ring:
             self.free.put(slot)
 
     def _write(self, slot: Slot) -> None:
-        for piece, at in slot.pieces:
-            rows = slice(at, at + piece.rows)
-            buffers = {name: _bytes(slot.host[name][rows]) for name in ("aux_hidden_states", "last_hidden_state")}
-            if "scales" in slot.host:
-                buffers["aux_scales"] = _bytes(slot.host["scales"][:-1, rows].T.contiguous())
-                buffers["last_scale"] = _bytes(slot.host["scales"][-1:, rows].T.contiguous())
-            try:
-                self.sink.write(piece, buffers, self._bad(slot.host["largest"][:, rows]))
-            except OSError as error:
-                self.sink.fault(piece, error)
+        """A slot's rows to their files. All numpy: torch's calls cost more, and there are several a sample."""
+        rows = {name: _rows(slot.host[name][:slot.used]) for name in ("aux_hidden_states", "last_hidden_state")}
+        if "scales" in slot.host:
+            scales = slot.host["scales"][:, :slot.used].T
+            rows["aux_scales"] = _rows(scales[:, :-1].clone(memory_format=torch.contiguous_format))
+            rows["last_scale"] = _rows(scales[:, -1:].clone(memory_format=torch.contiguous_format))
+        self.sink.write(slot.parts, rows, self._bad(slot.host["largest"][:slot.used].numpy(), slot.parts))
 
-    def _bad(self, found: torch.Tensor) -> set[str]:
-        """What is wrong with rows, by the largest magnitude of each layer's [K + 1, rows]."""
+    def _bad(self, found: np.ndarray[Any, Any], parts: Sequence[Part]) -> dict[int, set[str]]:
+        """What is wrong with parts of a slot, by the largest magnitude of each row and layer [rows, K + 1]."""
+        most = np.maximum.reduceat(found, [part.at for part in parts], axis=0)
+        wrong = ~(np.isfinite(most) & (most > 0))
         names = [*(f"layer {k}" for k in self.captor.aux_layer_ids), "the last layer"]
-        result = set()
-        for name, value in zip(names, found.amax(-1).tolist(), strict=True):
-            if not math.isfinite(value):
-                result.add(f"non-finite values in the states of {name}")
-            elif value == 0:
-                result.add(f"all-zero states of {name}")
+        result: dict[int, set[str]] = {}
+        for part, k in np.argwhere(wrong).tolist():
+            kind = "all-zero states of" if most[part, k] == 0 else "non-finite values in the states of"
+            result.setdefault(part, set()).add(f"{kind} {names[k]}")
         return result
 
 
-def _bytes(tensor: torch.Tensor) -> Any:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+def _rows(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """As bytes [rows, width]."""
+    result: np.ndarray[Any, Any] = tensor.view(torch.uint8).numpy()
+    return result

@@ -6,9 +6,10 @@ import dataclasses
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eyas_contract.canonical import dumps
 from eyas_contract.safetensors_header import read_header
@@ -17,22 +18,30 @@ from eyas_extract.protocol import Mark, RowsDone, rows_file
 if TYPE_CHECKING:
     from eyas_extract.inside.captor import CaptureRank
 
-OPEN_FILES = 64
+OPEN_FILES = 256  # far more than are in flight, so that none is closed that still gets rows
 LOST = -1  # rows covered of a sample of which some never came
 
 
-@dataclass(frozen=True)
-class Piece:
-    """`rows` rows of one request: from row `source` of the batch, at positions `position` and on of the sample.
-
-    `turn` counts how often the request began: SGLang puts a request back when memory is short.
-    """
+class Piece(NamedTuple):
+    """`rows` rows of one request: from row `source` of the batch, at positions `position` and on of the sample."""
 
     mark: Mark
     position: int
     source: int
     rows: int
-    turn: int = 0
+
+
+class Part(NamedTuple):
+    """Rows of one request in a buffer: `rows` from its row `at`, at positions `position` and on of the sample.
+
+    `turn` counts how often the request began: SGLang puts a request back when memory is short.
+    """
+
+    mark: Mark
+    turn: int
+    position: int
+    at: int
+    rows: int
 
 
 @dataclass
@@ -81,44 +90,56 @@ class Sink:
                 if covered == LOST:
                     return None
                 missing = piece.position - covered
-                self._report(shard, RowsDone(mark.first, mark.rows, f"{missing} rows missing at the front: prefix "
-                                             "cache on? Start SGLang with --disable-radix-cache"))
+                self._report(shard, [RowsDone(mark.first, mark.rows, f"{missing} rows missing at the front: prefix "
+                                              "cache on? Start SGLang with --disable-radix-cache")])
                 shard.covered[mark] = LOST
                 return None
             shard.covered[mark] = covered + piece.rows
             return shard.turn[mark]
 
-    def write(self, piece: Piece, rows: dict[str, Any], bad: set[str]) -> None:
-        """Write rows and, with the sample's last one, its line.
+    def write(self, parts: Sequence[Part], rows: dict[str, Any], bad: dict[int, set[str]]) -> None:
+        """Write a buffer's rows, and with each sample's last ones its line.
 
         Args:
-            rows: tensor name -> buffer of `piece.rows` rows.
-            bad: what is wrong with these rows' values.
+            parts: what the buffer holds.
+            rows: tensor name -> uint8 [rows, width], C-contiguous.
+            bad: number of each part whose values cannot be used, and why.
         """
-        shard, mark = self._open(piece.mark.path), piece.mark
-        if shard is None:
-            return
-        for name, buffer in rows.items():
-            start, width = shard.tensors[name]
-            _pwrite(shard.data, buffer, start + (mark.first + piece.position) * width)
-        with shard.lock:
-            if piece.turn != shard.turn[mark]:
-                return
-            shard.bad.setdefault(mark, set()).update(bad)
-            shard.written[mark] += piece.rows
-            if shard.written[mark] == mark.rows:
-                self._report(shard, RowsDone(mark.first, mark.rows, bad="; ".join(sorted(shard.bad.pop(mark)))))
+        start = 0
+        for end in range(1, len(parts) + 1):
+            if end < len(parts) and parts[end].mark.path == parts[start].mark.path:
+                continue
+            shard = self._open(parts[start].mark.path)
+            if shard is not None:
+                self._write(shard, parts[start:end], rows, {i - start: bad[i] for i in bad if start <= i < end})
+            start = end
 
-    def fault(self, piece: Piece, error: OSError) -> None:
-        """Report that rows could not be written."""
-        shard = self._open(piece.mark.path)
-        if shard is None:
+    def _write(self, shard: Shard, parts: Sequence[Part], rows: dict[str, Any], bad: dict[int, set[str]]) -> None:
+        """Rows of one shard: neighbours in one call, and one line of the report each."""
+        try:
+            for first, at, count in runs((p.mark.first + p.position, p.at, p.rows) for p in parts):
+                for name, buffer in rows.items():
+                    begin, width = shard.tensors[name]
+                    _pwrite(shard.data, buffer[at:at + count], begin + first * width)
+        except OSError as error:
+            fault = f"cannot be written ({error.strerror})"
+            self._report(shard, [RowsDone(mark.first, mark.rows, fault) for mark in {p.mark: 0 for p in parts}])
             return
+        done = []
         with shard.lock:
-            self._report(shard, RowsDone(piece.mark.first, piece.mark.rows, f"cannot be written ({error.strerror})"))
+            for i, (mark, turn, _, _, count) in enumerate(parts):
+                if turn != shard.turn[mark]:
+                    continue
+                if i in bad:
+                    shard.bad.setdefault(mark, set()).update(bad[i])
+                shard.written[mark] += count
+                if shard.written[mark] == mark.rows:
+                    done.append(RowsDone(*mark[1:3], bad="; ".join(sorted(shard.bad.pop(mark, ())))))
+            self._report(shard, done)
 
-    def _report(self, shard: Shard, line: RowsDone) -> None:
-        os.write(shard.report, dumps(line).encode("ascii") + b"\n")
+    def _report(self, shard: Shard, lines: Sequence[RowsDone]) -> None:
+        if lines:
+            os.write(shard.report, b"".join(line.line() for line in lines))
 
     def _open(self, name: str) -> Shard | None:
         with self.lock:
@@ -143,8 +164,19 @@ class Sink:
             return shard
 
 
-def _pwrite(file: int, buffer: Any, offset: int) -> None:
-    block = memoryview(buffer)
+def runs(pieces: Iterable[tuple[int, int, int]]) -> list[list[int]]:
+    """Pieces (first here, first there, length) with neighbours on both sides put together."""
+    found: list[list[int]] = []
+    for here, there, length in pieces:
+        if found and found[-1][0] + found[-1][2] == here and found[-1][1] + found[-1][2] == there:
+            found[-1][2] += length
+        else:
+            found.append([here, there, length])
+    return found
+
+
+def _pwrite(file: int, rows: Any, offset: int) -> None:
+    block = memoryview(rows.reshape(-1))
     while block:
         done = os.pwrite(file, block, offset)
         block, offset = block[done:], offset + done
