@@ -20,7 +20,7 @@ import torch
 from several import Part, conversations, gpu_memory, part  # puts the tests' helpers on the path
 
 # isort: split
-from capture import captured_rate, contract_of, cut, layer_errors, near_layers, plain_rate, shards, states_of
+from capture_path import captured_rate, contract_of, cut, layer_errors, near_layers, plain_rate, shards, states_of
 from processes import title
 from several_models import random_target
 
