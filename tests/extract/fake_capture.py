@@ -14,14 +14,13 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from eyas_extract.capture import Capture
 from eyas_extract.inside.ring import Ring
-from eyas_extract.inside.sink import Piece, Sink
+from eyas_extract.inside.sink import Piece
 from eyas_extract.protocol import Captor, CaptureSettings, Mark
 from eyas_extract.target import load_target
 
@@ -43,10 +42,8 @@ class FakeEngine:
                  die_after: int = 0, store_dtype: str = "F32", aux: tuple[int, ...] = AUX) -> None:
         self.capture = Capture(load_target(target, "cpu"), aux)
         captor = Captor("0.0.0", "FakeForCausalLM", aux, 64, "F32", store_dtype, str(root), "tp0-dp0", "")
-        rank = SimpleNamespace(captor=captor, tap=SimpleNamespace(proof="layers proved"))
         settings = CaptureSettings(aux, str(root), str(root), store_dtype, slot_mib=0, slots=3, threads=2)
-        self.ring = Ring(settings, captor, "cpu", Sink(rank, root))  # type: ignore[arg-type]
-        rank.captor = self.ring.captor
+        self.ring = Ring(settings, captor, "cpu", lambda: "layers proved")
         self.fault, self.chunk, self.die_after = fault, chunk, die_after
         self.seen = 0
         self.silent = False
@@ -60,6 +57,7 @@ class FakeEngine:
         """Stop serving."""
         self.http.shutdown()
         self.http.server_close()
+        self.ring.close()
 
     def generate(self, body: dict[str, Any]) -> Any:
         """What `/generate` answers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from eyas_extract.protocol import Captor, CaptureSettings, rows_file
 from eyas_extract.shard_file import ShardFile
 from eyas_extract.store import Ready, StoreWriter
 from eyas_extract.template import ChatTemplate
-from eyas_extract.workers import Attached, Filled, Source, Workers, fill
+from eyas_extract.workers import Attached, Filled, Source, Workers, fill, finishers
 
 CHECK_TOKENS = 64
 CHECK_PATIENCE = 60.0  # seconds to wait for the check's states
@@ -70,7 +69,7 @@ def extract(config: RunConfig, device: str, template: ChatTemplate, writer: Stor
         workers: Workers | None = None
         sources: list[Source] = []
         window: deque[tuple[Pending, Future[Filled] | None]] = deque()
-        limit = 2 * config.ahead * max(len(config.servers), config.engines, 1) + len(os.sched_getaffinity(0))
+        limit = 2 * config.ahead * max(len(config.servers), config.engines, 1) + finishers()
         committer = Committer(writer, progress, sources)
         for pending in shards(config, template, writer.next_line, progress):
             if pending.samples and workers is None:

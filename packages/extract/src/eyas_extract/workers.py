@@ -54,7 +54,7 @@ class Workers:
     """Threads that fill shards; use as a context manager.
 
     A server has `ahead` shards to compute at any time: as many threads again lay out what it computes next, or wait
-    for rows on their way to the disk, and hashing and syncing is done by a pool, one thread a core.
+    for rows on their way to the disk, and hashing and syncing is done by a pool.
 
     Args:
         sources: the servers.
@@ -73,7 +73,7 @@ class Workers:
         self.locks = {id(source): threading.Lock() for source in sources}
         self.dead: dict[int, EngineFailure] = {}
         self.turns = {id(source): threading.BoundedSemaphore(ahead) for source in sources}
-        self.finishers = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "eyas-finisher")
+        self.finishers = ThreadPoolExecutor(finishers(), "eyas-finisher")
         self.threads = [threading.Thread(target=self._work, args=(source,), daemon=True)
                         for source in sources for _ in range(2 * ahead)]
         for thread in self.threads:
@@ -150,6 +150,11 @@ class Workers:
         except BaseException as error:
             file.remove()
             job.future.set_exception(error)
+
+
+def finishers() -> int:
+    """Threads that hash and sync: half the cores, for the other half may be an engine's on the same machine."""
+    return max(len(os.sched_getaffinity(0)) // 2, 1)
 
 
 def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], patience: float,

@@ -12,7 +12,7 @@ from eyas_contract.canonical import dumps
 from eyas_contract.contract import write_text_atomic
 from eyas_contract.fingerprint import weights_fingerprint
 from eyas_extract.inside.ring import Ring
-from eyas_extract.inside.sink import Piece, Sink
+from eyas_extract.inside.sink import Piece
 from eyas_extract.inside.tap import Tap
 from eyas_extract.protocol import READY, Captor, CaptureSettings, Mark
 
@@ -48,8 +48,7 @@ class CaptureRank:
         self.captor = Captor(engine, type(runner.model).__name__, settings.aux_layer_ids, config.hidden_size,
                              model_dtype, settings.store_dtype or model_dtype, settings.root,
                              f"pid{os.getpid()}", "", _fingerprint(runner.model_config.model_path))
-        sink = Sink(self, Path(settings.root))
-        self.ring = Ring(settings, self.captor, runner.device, sink)
+        self.ring = Ring(settings, self.captor, runner.device, lambda: self.tap.proof)
         self.captor = self.ring.captor
         write_text_atomic(Path(settings.status) / f"{READY}{self.captor.rank}.json", dumps(self.captor) + "\n")
 

@@ -1,117 +1,160 @@
-"""From the device to the files: a ring of buffers, one copy stream, a few writer threads.
+"""From the device to the writer process: a ring of slots in memory that both share, and one copy stream.
 
-The forward stream only gathers into a slot's staging buffer; the copy to pinned memory runs beside it, and the writers
-write straight from there. With no slot free, the engine waits: memory stays flat, whatever the disk does.
+The forward stream only gathers into a slot's staging buffer; the copy to the shared, pinned memory runs beside it, and
+the writer process (`writer.py`) writes straight from there. The engine's own interpreter does nothing more than launch
+this and send a few words a batch: threads that write would fight its scheduler, which is busy all the time, for the
+interpreter's lock. With no slot free the engine waits: memory stays flat, whatever the disk does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import marshal
+import mmap
+import os
 import queue
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
 
+from eyas_contract import EngineFailure
+from eyas_contract.canonical import dumps
 from eyas_extract.dtypes import STORE_DTYPES
 from eyas_extract.inside.gather import largest, pick_gather
-from eyas_extract.inside.sink import Part, Piece, Sink, runs
+from eyas_extract.inside.sink import Piece, runs
+from eyas_extract.inside.slots import Layout
 from eyas_extract.protocol import Captor, CaptureSettings
 
 
 class Slot:
-    """Buffers of `rows` rows. `device` is where states are gathered, `host` what is written; one and the same on a CPU.
+    """One slot. `device` is where states are gathered, `host` the shared memory; one and the same on a CPU.
 
     Attributes:
-        parts: what is in it, in order.
+        pieces: what is in it, in order: mark, position, first row here, rows.
+        sources: row of the batch, row here, rows.
         used: rows in use.
         done: event after the copy to the host, or None.
     """
 
-    def __init__(self, rows: int, layers: int, hidden: int, dtype: torch.dtype, device: str) -> None:
-        def buffers(where: str, pinned: bool) -> dict[str, torch.Tensor]:
-            made = {"aux_hidden_states": torch.empty(rows, layers * hidden, dtype=dtype, device=where,
-                                                     pin_memory=pinned),
-                    "last_hidden_state": torch.empty(rows, hidden, dtype=dtype, device=where, pin_memory=pinned),
-                    "largest": torch.empty(rows, layers + 1, dtype=torch.float32, device=where, pin_memory=pinned)}
-            if dtype == torch.float8_e4m3fn:
-                made["scales"] = torch.empty(layers + 1, rows, dtype=torch.float32, device=where, pin_memory=pinned)
-            return made
-
-        cuda = device != "cpu"
-        self.rows, self.layers = rows, layers
-        self.host = buffers("cpu", cuda)
-        self.device = buffers(device, False) if cuda else self.host
-        self.done: Any = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+    def __init__(self, number: int, layout: Layout, memory: mmap.mmap, stored: torch.dtype, device: str) -> None:
+        self.number, self.rows = number, layout.rows
+        self.host, self.device = {}, {}
+        for name, (offset, _, shape) in layout.fields().items():
+            dtype = torch.float32 if name in ("largest", "scales") else stored
+            flat = torch.frombuffer(memory, dtype=dtype, count=shape[0] * shape[1],
+                                    offset=number * layout.slot_bytes + offset)
+            self.host[name] = flat.view(shape)
+            self.device[name] = torch.empty(shape, dtype=dtype, device=device) if device != "cpu" else self.host[name]
+        # Blocking: else the thread that waits keeps a core busy for as long as the device runs behind.
+        self.done: Any = torch.cuda.Event(blocking=True) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.clear()
 
     def clear(self) -> None:
         """Make it empty."""
-        self.parts: list[Part] = []
-        self.sources: list[tuple[int, int, int]] = []  # row of the batch, row here, rows
+        self.pieces: list[tuple[Any, ...]] = []
+        self.sources: list[tuple[int, int, int]] = []
         self.used = 0
 
 
 class Ring:
-    """The slots of one rank.
+    """The slots of one rank, and its writer process.
 
     Args:
         settings: sizes and dtypes.
         captor: who captures.
         device: of the states.
-        sink: where rows go.
+        proof: what the check of the layers has found so far.
 
     Attributes:
         captor: completed with what gathers.
+
+    Raises:
+        OSError: no memory for the slots.
     """
 
-    def __init__(self, settings: CaptureSettings, captor: Captor, device: str, sink: Sink) -> None:
-        self.layers, self.hidden, self.sink = len(captor.aux_layer_ids), captor.hidden_size, sink
+    def __init__(self, settings: CaptureSettings, captor: Captor, device: str, proof: Callable[[], str]) -> None:
+        self.layers, self.hidden, self.proof = len(captor.aux_layer_ids), captor.hidden_size, proof
         stored, model = STORE_DTYPES[captor.store_dtype], STORE_DTYPES[captor.model_dtype]
         kind = torch.device(device).type
         name, self.gather = pick_gather(kind, model, stored, self.hidden)
-        self.captor = dataclasses.replace(captor, gather=name)
+        self.captor, self.line = dataclasses.replace(captor, gather=name), b""
         width = (self.layers + 1) * self.hidden * stored.itemsize
         rows = min(max(settings.slot_mib * 2**20 // width, 64), 16384)
-        self.free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        for _ in range(settings.slots):
-            self.free.put(Slot(rows, self.layers, self.hidden, stored, "cpu" if kind == "cpu" else device))
+        layout = Layout(rows, self.layers, self.hidden, stored.itemsize, stored == torch.float8_e4m3fn, settings.slots)
+        handle = layout.create()
+        self.memory = mmap.mmap(handle, layout.slots * layout.slot_bytes)
+        self.slots = [Slot(number, layout, self.memory, stored, device if kind != "cpu" else "cpu")
+                      for number in range(layout.slots)]
+        self.free = [*self.slots]
+        self.copies: Any = None
         self.full: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        self.copies: Any = torch.cuda.Stream(device) if kind != "cpu" else None  # type: ignore[no-untyped-call]
-        self.error: BaseException | None = None
-        for number in range(settings.threads):
-            threading.Thread(target=self._write_all, name=f"eyas-writer-{number}", daemon=True).start()
+        self._start(layout, handle, settings)
+        os.close(handle)
+        if kind != "cpu":
+            self.copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            _pin(self.slots[0].host["aux_hidden_states"].data_ptr(), len(self.memory))
+            threading.Thread(target=self._send_all, name="eyas-sender", daemon=True).start()
+
+    def _start(self, layout: Layout, handle: int, settings: CaptureSettings) -> None:
+        """The writer process; it ends with this one, whose end of the socket closes then."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            told = {"layout": dataclasses.asdict(layout), "memory": handle, "socket": theirs.fileno(),
+                    "root": settings.root, "aux_layer_ids": self.captor.aux_layer_ids, "threads": settings.threads}
+            self.writer = subprocess.Popen(
+                [sys.executable, "-m", "eyas_extract.inside.writer", json.dumps(told)], stdin=subprocess.DEVNULL,
+                pass_fds=(handle, theirs.fileno()))
+        self.socket = Connection(ours.detach())
+
+    def close(self) -> None:
+        """End the writer, its work done."""
+        self.socket.close()
+        self.writer.wait()
 
     def take(self, states: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> None:
         """Queue the pieces' rows of K + 1 states [N, H] for writing; waits while no slot is free.
 
         Raises:
-            BaseException: whatever ended a writer.
+            EngineFailure: the writer process ended.
         """
-        if self.error is not None:
-            raise self.error
         slot: Slot | None = None
-        for piece in pieces:
-            turn = self.sink.expect(piece)
-            if turn is None:
-                continue
-            mark, position, source, left = piece
+        for mark, position, source, left in pieces:
             while left:
                 if slot is None:
-                    slot = self.free.get()
+                    slot = self._free_slot()
                 rows = min(left, slot.rows - slot.used)
-                slot.parts.append(Part(mark, turn, position, slot.used, rows))
+                slot.pieces.append((tuple(mark), position, slot.used, rows))
                 slot.sources.append((source, slot.used, rows))
                 slot.used, position, source, left = slot.used + rows, position + rows, source + rows, left - rows
                 if slot.used == slot.rows:
-                    self._send(slot, states)
+                    self._fill(slot, states)
                     slot = None
         if slot is not None:
-            self._send(slot, states)
+            self._fill(slot, states)
 
-    def _send(self, slot: Slot, states: Sequence[torch.Tensor]) -> None:
+    def _free_slot(self) -> Slot:
+        """A slot that is written, as the writer says."""
+        try:
+            while not self.free:
+                slot = self.slots[int.from_bytes(self.socket.recv_bytes(), "little")]
+                slot.clear()
+                self.free.append(slot)
+        except (EOFError, OSError) as error:
+            raise self._lost() from error
+        return self.free.pop()
+
+    def _lost(self) -> EngineFailure:
+        return EngineFailure("the capture's writer", f"ended with exit code {self.writer.poll()}",
+                             "a process that writes the states, by extraction", "The engine's log says why it ended.")
+
+    def _fill(self, slot: Slot, states: Sequence[torch.Tensor]) -> None:
         """Gather a slot's rows, neighbours in one launch, and start the copy to the host."""
         into = slot.device
         for source, at, rows in runs(slot.sources):
@@ -124,13 +167,15 @@ class Ring:
                     into["largest"][at:at + rows, k] = largest(state)
         if "scales" not in into:
             self._largest(into, slot.used)
-        if self.copies is not None:
-            self.copies.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.copies):
-                for name, buffer in into.items():
-                    used = None if name == "scales" else slot.used  # of which it would be no single block
-                    slot.host[name][:used].copy_(buffer[:used], non_blocking=True)
-                slot.done.record(self.copies)
+        if self.copies is None:
+            self._send(slot)
+            return
+        self.copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.copies):
+            for name, buffer in into.items():
+                used = None if name == "scales" else slot.used  # of which it would be no single block
+                slot.host[name][:used].copy_(buffer[:used], non_blocking=True)
+            slot.done.record(self.copies)
         self.full.put(slot)
 
     def _largest(self, into: dict[str, torch.Tensor], used: int) -> None:
@@ -139,40 +184,27 @@ class Ring:
         into["largest"][:used, :-1] = largest(aux)
         into["largest"][:used, -1] = largest(into["last_hidden_state"][:used])
 
-    def _write_all(self) -> None:
+    def _send_all(self) -> None:
+        """Tell the writer of each slot whose copy is done; where it is gone, the next batch finds that out."""
         while True:
             slot = self.full.get()
+            slot.done.synchronize()
             try:
-                if slot.done is not None:
-                    slot.done.synchronize()
-                self._write(slot)
-            except BaseException as error:
-                self.error = error  # raised by the next batch, which ends the engine with it
-            slot.clear()
-            self.free.put(slot)
+                self._send(slot)
+            except EngineFailure:
+                return
 
-    def _write(self, slot: Slot) -> None:
-        """A slot's rows to their files. All numpy: torch's calls cost more, and there are several a sample."""
-        rows = {name: _rows(slot.host[name][:slot.used]) for name in ("aux_hidden_states", "last_hidden_state")}
-        if "scales" in slot.host:
-            scales = slot.host["scales"][:, :slot.used].T
-            rows["aux_scales"] = _rows(scales[:, :-1].clone(memory_format=torch.contiguous_format))
-            rows["last_scale"] = _rows(scales[:, -1:].clone(memory_format=torch.contiguous_format))
-        self.sink.write(slot.parts, rows, self._bad(slot.host["largest"][:slot.used].numpy(), slot.parts))
-
-    def _bad(self, found: np.ndarray[Any, Any], parts: Sequence[Part]) -> dict[int, set[str]]:
-        """What is wrong with parts of a slot, by the largest magnitude of each row and layer [rows, K + 1]."""
-        most = np.maximum.reduceat(found, [part.at for part in parts], axis=0)
-        wrong = ~(np.isfinite(most) & (most > 0))
-        names = [*(f"layer {k}" for k in self.captor.aux_layer_ids), "the last layer"]
-        result: dict[int, set[str]] = {}
-        for part, k in np.argwhere(wrong).tolist():
-            kind = "all-zero states of" if most[part, k] == 0 else "non-finite values in the states of"
-            result.setdefault(part, set()).add(f"{kind} {names[k]}")
-        return result
+    def _send(self, slot: Slot) -> None:
+        proof = self.proof()
+        if proof != self.captor.proof or not self.line:
+            self.captor = dataclasses.replace(self.captor, proof=proof)
+            self.line = dumps(self.captor).encode("ascii") + b"\n"
+        try:
+            self.socket.send_bytes(marshal.dumps((slot.number, slot.used, self.line, slot.pieces)))
+        except OSError as error:
+            raise self._lost() from error
 
 
-def _rows(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """As bytes [rows, width]."""
-    result: np.ndarray[Any, Any] = tensor.view(torch.uint8).numpy()
-    return result
+def _pin(address: int, size: int) -> None:
+    """Lock memory that others allocated, so that the device copies to it by itself."""
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]

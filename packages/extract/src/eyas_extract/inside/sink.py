@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from eyas_contract.canonical import dumps
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.protocol import Mark, RowsDone, rows_file
 
-if TYPE_CHECKING:
-    from eyas_extract.inside.captor import CaptureRank
-
-OPEN_FILES = 256  # far more than are in flight, so that none is closed that still gets rows
+OPEN_FILES = 256  # of shards given up by whoever asked; one that is whole is closed at once
 LOST = -1  # rows covered of a sample of which some never came
 
 
@@ -46,41 +41,61 @@ class Part(NamedTuple):
 
 @dataclass
 class Shard:
-    """An open shard file: descriptors, where each tensor begins and how wide its rows are (bytes), what is done."""
+    """An open shard file.
 
+    Attributes:
+        path: its own.
+        number: of the files that were opened.
+        data, report: descriptors.
+        tensors: where each tensor begins and how wide its rows are (bytes).
+        rows: of all its samples.
+        covered: rows that came, of each sample; `LOST` where some never did.
+        written, bad: rows written, and what is wrong with them.
+        turn: how often each request began.
+        done: first row of each sample that is whole, and its rows.
+        pending: writes that were announced and are not done.
+    """
+
+    path: str
+    number: int
     data: int
     report: int
     tensors: dict[str, tuple[int, int]]
+    rows: int
     covered: dict[Mark, int] = field(default_factory=dict)
     bad: dict[Mark, set[str]] = field(default_factory=dict)
     written: dict[Mark, int] = field(default_factory=dict)
     turn: dict[Mark, int] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: dict[int, int] = field(default_factory=dict)
+    pending: int = 0
 
 
 class Sink:
-    """All shard files that this engine writes to. Safe to use from several threads.
+    """All shard files of a writer process. One thread expects, several write; a file's rows are always the same one's.
 
     Args:
-        rank: whose captor opens each report.
         root: nothing outside this folder is written.
     """
 
-    def __init__(self, rank: CaptureRank, root: Path) -> None:
-        self.rank, self.root = rank, root.resolve()
+    def __init__(self, root: Path) -> None:
+        self.root, self.opened = root.resolve(), 0
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.lock = threading.Lock()
 
-    def expect(self, piece: Piece) -> int | None:
-        """Note, in the order of computing, that these rows come: the request's turn; None where they are of no use.
+    def expect(self, piece: Piece, captor: bytes) -> tuple[Shard, int] | None:
+        """Note, in the order of computing, that rows come: their file and the request's turn; None for useless ones.
 
         Rows that do not follow on the request's last ones are reported as its fault.
+
+        Args:
+            piece: the rows.
+            captor: who captures, as the first line of a report.
         """
-        shard = self._open(piece.mark.path)
-        if shard is None:
-            return None
-        mark = piece.mark
-        with shard.lock:
+        with self.lock:
+            shard = self._open(piece.mark.path, captor)
+            if shard is None:
+                return None
+            mark = piece.mark
             if piece.position == 0:
                 shard.turn[mark] = shard.turn.get(mark, 0) + 1
                 shard.covered[mark] = shard.written[mark] = 0
@@ -95,73 +110,77 @@ class Sink:
                 shard.covered[mark] = LOST
                 return None
             shard.covered[mark] = covered + piece.rows
-            return shard.turn[mark]
+            shard.pending += 1
+            return shard, shard.turn[mark]
 
-    def write(self, parts: Sequence[Part], rows: dict[str, Any], bad: dict[int, set[str]]) -> None:
-        """Write a buffer's rows, and with each sample's last ones its line.
+    def write(self, shard: Shard, parts: Sequence[Part], rows: dict[str, Any], bad: dict[int, set[str]]) -> None:
+        """Write a buffer's rows of one file, and with each sample's last ones its line.
 
         Args:
-            parts: what the buffer holds.
-            rows: tensor name -> uint8 [rows, width], C-contiguous.
+            shard: the file.
+            parts: its rows in the buffer, each announced before.
+            rows: tensor name -> uint8 [rows, width] of the buffer, C-contiguous.
             bad: number of each part whose values cannot be used, and why.
         """
-        start = 0
-        for end in range(1, len(parts) + 1):
-            if end < len(parts) and parts[end].mark.path == parts[start].mark.path:
-                continue
-            shard = self._open(parts[start].mark.path)
-            if shard is not None:
-                self._write(shard, parts[start:end], rows, {i - start: bad[i] for i in bad if start <= i < end})
-            start = end
-
-    def _write(self, shard: Shard, parts: Sequence[Part], rows: dict[str, Any], bad: dict[int, set[str]]) -> None:
-        """Rows of one shard: neighbours in one call, and one line of the report each."""
         try:
             for first, at, count in runs((p.mark.first + p.position, p.at, p.rows) for p in parts):
                 for name, buffer in rows.items():
                     begin, width = shard.tensors[name]
                     _pwrite(shard.data, buffer[at:at + count], begin + first * width)
+            fault = ""
         except OSError as error:
             fault = f"cannot be written ({error.strerror})"
-            self._report(shard, [RowsDone(mark.first, mark.rows, fault) for mark in {p.mark: 0 for p in parts}])
-            return
-        done = []
-        with shard.lock:
-            for i, (mark, turn, _, _, count) in enumerate(parts):
-                if turn != shard.turn[mark]:
-                    continue
-                if i in bad:
-                    shard.bad.setdefault(mark, set()).update(bad[i])
-                shard.written[mark] += count
-                if shard.written[mark] == mark.rows:
-                    done.append(RowsDone(*mark[1:3], bad="; ".join(sorted(shard.bad.pop(mark, ())))))
-            self._report(shard, done)
+        with self.lock:
+            shard.pending -= len(parts)
+            if fault:
+                self._report(shard, [RowsDone(*mark[1:3], fault) for mark in dict.fromkeys(p.mark for p in parts)])
+            else:
+                self._note(shard, parts, bad)
+            if sum(shard.done.values()) == shard.rows and not shard.pending:
+                self._close(shard)
+
+    def _note(self, shard: Shard, parts: Sequence[Part], bad: dict[int, set[str]]) -> None:
+        """Count written parts, and report the samples that are whole now."""
+        whole = []
+        for i, (mark, turn, _, _, count) in enumerate(parts):
+            if turn != shard.turn[mark]:
+                continue  # begun again since
+            if i in bad:
+                shard.bad.setdefault(mark, set()).update(bad[i])
+            shard.written[mark] += count
+            if shard.written[mark] == mark.rows:
+                shard.done[mark.first] = mark.rows
+                whole.append(RowsDone(*mark[1:3], bad="; ".join(sorted(shard.bad.pop(mark, ())))))
+        self._report(shard, whole)
 
     def _report(self, shard: Shard, lines: Sequence[RowsDone]) -> None:
         if lines:
             os.write(shard.report, b"".join(line.line() for line in lines))
 
-    def _open(self, name: str) -> Shard | None:
-        with self.lock:
-            if name in self.shards:
-                self.shards.move_to_end(name)
-                return self.shards[name]
-            path = Path(name)
-            if self.root not in path.resolve().parents or not path.is_file():
-                return None  # nothing laid out there: whoever asked, asked for it elsewhere, or has given up
-            header = read_header(path)
-            tensors = {t.name: (t.start, (t.end - t.start) // t.shape[0]) for t in header.tensors.values()
-                       if t.shape[0] > 0}
-            shard = Shard(os.open(path, os.O_WRONLY),
-                          os.open(rows_file(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), tensors)
-            captor = dataclasses.replace(self.rank.captor, proof=self.rank.tap.proof)
-            os.write(shard.report, dumps(captor).encode("ascii") + b"\n")
-            self.shards[name] = shard
-            while len(self.shards) > OPEN_FILES:
-                _, old = self.shards.popitem(last=False)
-                os.close(old.data)
-                os.close(old.report)
-            return shard
+    def _open(self, name: str, captor: bytes) -> Shard | None:
+        if name in self.shards:
+            self.shards.move_to_end(name)
+            return self.shards[name]
+        path = Path(name)
+        if self.root not in path.resolve().parents or not path.is_file():
+            return None  # nothing laid out there: whoever asked, asked for it elsewhere, or has given up
+        found = read_header(path).tensors
+        tensors = {t.name: (t.start, (t.end - t.start) // t.shape[0]) for t in found.values() if t.shape[0] > 0}
+        rows = found["last_hidden_state"].shape[0]
+        shard = Shard(name, self.opened, os.open(path, os.O_WRONLY),
+                      os.open(rows_file(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), tensors, rows)
+        self.opened += 1
+        os.write(shard.report, captor)
+        self.shards[name] = shard
+        idle = [each for each in self.shards.values() if not each.pending and each is not shard]
+        for old in idle[:max(len(self.shards) - OPEN_FILES, 0)]:
+            self._close(old)
+        return shard
+
+    def _close(self, shard: Shard) -> None:
+        del self.shards[shard.path]
+        os.close(shard.data)
+        os.close(shard.report)
 
 
 def runs(pieces: Iterable[tuple[int, int, int]]) -> list[list[int]]:
