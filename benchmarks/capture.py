@@ -122,8 +122,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--wide-length", type=int, default=1024)
     parser.add_argument("--wide-shard-tokens", type=int, default=1 << 10)
     parser.add_argument("--wide-ahead", type=int, default=24)
-    parser.add_argument("--slot-mib", type=int, default=16)
-    parser.add_argument("--slots", type=int, default=48)
+    parser.add_argument("--slot-mib", type=int, default=64)
+    parser.add_argument("--slots", type=int, default=24)
     parser.add_argument("--writers", type=int, default=6)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "eyas-capture-stores",
                         help="where `fp8` leaves its two stores for `drafts`")

@@ -37,8 +37,8 @@ class CaptureSettings:
     root: str
     status: str
     store_dtype: str = ""
-    slot_mib: int = 32
-    slots: int = 12
+    slot_mib: int = 64
+    slots: int = 8
     threads: int = 4
 
     def environment(self) -> dict[str, str]:
