@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from eyas_contract import EngineFailure
 from eyas_extract.capture import Capture
 from eyas_extract.inside.ring import Ring
 from eyas_extract.inside.sink import Piece
@@ -80,7 +81,10 @@ class FakeEngine:
             if mark is not None and not self.silent:
                 for start in range(0, len(ids), self.chunk):
                     piece = Piece(mark, start, start, min(self.chunk, len(ids) - start))
-                    self.ring.take(rows, self.fault(piece, rows) if self.fault else [piece])
+                    try:
+                        self.ring.take(rows, self.fault(piece, rows) if self.fault else [piece])
+                    except EngineFailure:
+                        os._exit(1)  # as SGLang ends its whole tree
         logprobs = [[None, ids[0], None], *([float(logits[t, token]), token, None]
                                             for t, token in enumerate(ids[1:]))]
         return {"meta_info": {"input_token_logprobs": logprobs}}

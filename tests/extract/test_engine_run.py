@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 import tiny
 from eyas_contract import ContractMismatch, EngineFailure, InvalidInput, Manifest
 from eyas_contract.safetensors_header import read_header
+from eyas_extract import engine_run
 from eyas_extract.check import check, read_tensor
 from eyas_extract.cli import main
 from eyas_extract.config import RepairConfig, RunConfig
@@ -190,6 +192,32 @@ def test_a_killed_server_costs_what_it_had_in_flight(process: Callable[..., str]
     run(settings(tiny_target, answers, tmp_path, process("--die-after", 12), other.url))
     require_same(tmp_path / "store", finished)
     assert other.seen < 60
+
+
+def test_a_killed_writer_ends_its_engine(process: Callable[..., str], engines: Engines, tiny_target: Path,
+                                         answers: Path, finished: Path, tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL of the process that writes for one of two engines, after the first check: the other does everything."""
+    monkeypatch.setattr("eyas_extract.engine_run.PATIENCE", 0.5)
+    url, other = process(), engines()
+    mine = other.ring.writer.pid
+    [writer] = [p for p in psutil.Process().children(recursive=True)
+                if "eyas_extract.inside.writer" in p.cmdline() and p.pid != mine]
+    check_first = engine_run.first_check
+
+    def checked(source: Any, *arguments: Any) -> str:
+        found = check_first(source, *arguments)
+        if source.server.url == url:
+            writer.kill()
+        return found
+
+    monkeypatch.setattr(engine_run, "first_check", checked)
+    engine = writer.parent()
+    assert engine
+    run(settings(tiny_target, answers, tmp_path, url, other.url))
+    assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+    assert other.seen == 42  # the check took two
+    require_same(tmp_path / "store", finished)
 
 
 def test_the_last_server_killed_and_started_again(process: Callable[..., str], tiny_target: Path, answers: Path,

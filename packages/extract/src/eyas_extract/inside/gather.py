@@ -54,13 +54,14 @@ def by_torch(sources: Sequence[torch.Tensor], out: torch.Tensor, scales: torch.T
         if scales is None:
             part.copy_(source)
         else:
-            torch.div(largest(source).clamp(min=SMALLEST), E4M3_LARGEST, out=scales[k])
+            largest(source, scales[k])
+            scales[k].clamp_(min=SMALLEST).div_(E4M3_LARGEST)
             part.copy_((source.float() / scales[k, :, None]).clamp(-E4M3_LARGEST, E4M3_LARGEST))
 
 
-def largest(source: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude of each row, float32 [T], or NaN; on a GPU without a second tensor of its size."""
+def largest(source: torch.Tensor, out: torch.Tensor) -> None:
+    """Largest magnitude of each row, or NaN: source [..., H] -> out float32 [...]; a GPU makes no tensor between."""
     if source.device.type == "cpu":
-        return source.abs().amax(-1).float()
-    result: torch.Tensor = torch.linalg.vector_norm(source, ord=float("inf"), dim=-1, dtype=torch.float32)
-    return result
+        out.copy_(source.abs().amax(-1))
+    else:
+        torch.linalg.vector_norm(source, ord=float("inf"), dim=-1, dtype=torch.float32, out=out)

@@ -164,7 +164,7 @@ class Ring:
             self.gather(taken[-1:], into["last_hidden_state"][at:at + rows], None if scales is None else scales[-1:])
             if scales is not None:  # e4m3 has no infinity to be found in it
                 for k, state in enumerate(taken):
-                    into["largest"][at:at + rows, k] = largest(state)
+                    largest(state, into["largest"][at:at + rows, k])
         if "scales" not in into:
             self._largest(into, slot.used)
         if self.copies is None:
@@ -181,8 +181,8 @@ class Ring:
     def _largest(self, into: dict[str, torch.Tensor], used: int) -> None:
         """Largest magnitude of each row and layer, of what was gathered: two launches for all layers."""
         aux = into["aux_hidden_states"][:used].view(used, self.layers, self.hidden)
-        into["largest"][:used, :-1] = largest(aux)
-        into["largest"][:used, -1] = largest(into["last_hidden_state"][:used])
+        largest(aux, into["largest"][:used, :-1])
+        largest(into["last_hidden_state"][:used], into["largest"][:used, -1])
 
     def _send_all(self) -> None:
         """Tell the writer of each slot whose copy is done; where it is gone, the next batch finds that out."""
