@@ -104,7 +104,7 @@ class RunConfig:
     encoders: int = 0
     """processes that turn conversations into tokens; 0 for as many as help"""
     ahead: int = 4
-    """shards in flight on each server; a lost server costs these, which are done again"""
+    """shards that each server computes at a time; a lost server costs these, which are done again"""
     json: bool = False
     """print the summary as JSON"""
 

@@ -30,7 +30,7 @@ class CaptureSettings:
         status: folder in which each capturing rank writes `capture-<rank>.json`.
         store_dtype: safetensors dtype of the stored states; empty for the model's own.
         slot_mib, slots: size and number of the pinned buffers.
-        threads: writers.
+        threads: of the writer process.
     """
 
     aux_layer_ids: tuple[int, ...]

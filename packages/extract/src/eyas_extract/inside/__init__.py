@@ -1,1 +1,1 @@
-"""What runs inside SGLang's ranks: hooks on the target, buffers on the way to the host, writers of shard files."""
+"""What runs inside SGLang's ranks: hooks on the target, shared buffers on the way to the host, and the writer process."""
