@@ -59,7 +59,7 @@ class TrainConfig:
         compile: fuse elementwise chains with torch.compile (GPU, fixed shapes).
         cuda_graph: record a step once and replay it (GPU, fixed shapes).
         resident: whether the whole store is put on the device (fixed shapes); auto puts it on a GPU that it fits.
-        verify_store: compare every shard with its SHA-256 when first read.
+        verify_store: compare every shard with its digests when first read.
         log_seconds: seconds between progress lines where there is no terminal.
         log_to: also send the numbers of metrics.jsonl to these; extras of eyas-draft by the same names.
     """
@@ -123,7 +123,7 @@ class VocabConfig:
         vocab_size: rows of the draft's head; 0 for the target's vocabulary.
         target: Hugging Face folder of the target, to show the lost tokens as text.
         chain: draft steps of the ceiling.
-        verify_store: compare every shard with its SHA-256.
+        verify_store: compare every shard with its digests.
     """
 
     store: Path

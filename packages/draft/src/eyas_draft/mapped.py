@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from eyas_contract.safetensors_header import TensorInfo
@@ -13,6 +15,7 @@ from eyas_contract.safetensors_header import TensorInfo
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
           "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
           "F8_E4M3": torch.float8_e4m3fn}
+HASHERS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
 
 
 def map_tensor(info: TensorInfo) -> Tensor:
@@ -29,9 +32,9 @@ def dequantised(states: Tensor, scales: Tensor) -> Tensor:
     return parts.view(states.shape).bfloat16()
 
 
-def sha256_of(info: TensorInfo) -> str:
-    """SHA-256 (hex) of the tensor's bytes in the file."""
-    hasher = hashlib.sha256()
+def digest_of(info: TensorInfo, kind: str) -> str:
+    """Digest (hex) of the tensor's bytes in the file; kinds as in `TensorRecord.digest`."""
+    hasher = HASHERS[kind]()
     with info.file.open("rb") as source:
         source.seek(info.start)
         left = info.end - info.start
@@ -39,4 +42,4 @@ def sha256_of(info: TensorInfo) -> str:
             block = source.read(min(left, 1 << 24))
             hasher.update(block)
             left -= len(block)
-    return hasher.hexdigest()
+    return str(hasher.hexdigest())

@@ -1,6 +1,6 @@
 """Reads a store of hidden states by memory map, trusting nothing in it until checked.
 
-On opening: contract, manifest and every shard's header. On first use of a shard: the SHA-256 of its tensors. On each
+On opening: contract, manifest and every shard's header. On first use of a shard: the digests of its tensors. On each
 sample: finite states; the mask must agree with the manifest.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eyas_contract import CaptureSpec, Contract, CorruptFile, InvalidInput, Manifest, ShardRecord
 from eyas_contract.safetensors_header import Header, read_header
-from eyas_draft.mapped import dequantised, map_tensor, sha256_of
+from eyas_draft.mapped import dequantised, digest_of, map_tensor
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Store:
 
     Args:
         folder: the store.
-        verify: compare each shard's SHA-256 with the manifest on first use.
+        verify: compare each shard's digests with the manifest on first use.
 
     Raises:
         InvalidInput: no store, no samples, states missing, or a loss mask that is all zero or all one.
@@ -153,9 +153,9 @@ class Store:
             shard, header = self.manifest.shards[index], self._headers[index]
             path = self.folder / shard.file
             if self.verify:
-                bad = [t.name for t in shard.tensors if sha256_of(header.tensors[t.name]) != t.sha256]
+                bad = [t.name for t in shard.tensors if digest_of(header.tensors[t.name], t.digest[0]) != t.digest[1]]
                 if bad:
-                    raise _corrupt(path, f"the bytes of {', '.join(bad)} are not those whose SHA-256 was recorded")
+                    raise _corrupt(path, f"the bytes of {', '.join(bad)} are not those whose digest was recorded")
             tensors = {name: map_tensor(info) for name, info in header.tensors.items()}
             ends = torch.tensor([s.tokens for s in shard.samples]).cumsum(0)
             if tensors["sample_offsets"].tolist() != [0, *ends.tolist()]:

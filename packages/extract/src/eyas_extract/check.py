@@ -5,7 +5,6 @@ Also the small reader behind `show`. The training reader is eyas-draft's own.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from eyas_contract import CaptureSpec, Contract, CorruptFile, Manifest, ShardRecord
 from eyas_contract.safetensors_header import Header, TensorInfo, read_header
+from eyas_extract.digest import digest_of
 from eyas_extract.dtypes import TORCH_DTYPES
 
 
@@ -89,9 +89,11 @@ def _shard_faults(store: Path, contract: Contract, shard: ShardRecord) -> list[t
     tensors = {}
     for record in shard.tensors:
         tensors[record.name] = read_tensor(header.tensors[record.name])
-        if hashlib.sha256(memoryview(tensors[record.name].view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-                          ).hexdigest() != record.sha256:
-            faults.append(f"the bytes of {record.name} are not those that were written (SHA-256)")
+        kind, wanted = record.digest
+        with path.open("rb", buffering=0) as source:
+            found = digest_of(source.fileno(), header.tensors[record.name], kind)
+        if found != wanted:
+            faults.append(f"the bytes of {record.name} are not those that were written ({kind})")
     return [*(("", fault) for fault in faults), *_sample_faults(tensors, contract.capture, shard)]
 
 

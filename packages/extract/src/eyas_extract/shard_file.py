@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -16,13 +15,13 @@ import torch
 from eyas_contract import CaptureSpec, SampleRecord, TensorRecord
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import read_tensor
+from eyas_extract.digest import record_of
 from eyas_extract.dtypes import TORCH_DTYPES
 from eyas_extract.mask import Sample
 from eyas_extract.protocol import Mark, rows_file
 from eyas_extract.store import header_bytes, room_for, write_safetensors
 
 NUMBERS = itertools.count()
-BLOCK = 1 << 20  # bytes hashed at a time: they stay in a core's own cache
 
 
 class ShardFile:
@@ -81,12 +80,9 @@ class ShardFile:
         with room_for(self.path):
             if bad:
                 return self._without(good), kept
-            records = []
             with self.path.open("rb", buffering=0) as source:
                 os.fsync(source.fileno())
-                for info in read_header(self.path).tensors.values():
-                    digest = sha256_of(source.fileno(), info.start, info.end)
-                    records.append(TensorRecord(info.name, info.dtype, info.shape, digest))
+                records = [record_of(source.fileno(), info) for info in read_header(self.path).tensors.values()]
         return tuple(records), kept
 
     def _without(self, good: Sequence[int]) -> tuple[TensorRecord, ...]:
@@ -114,13 +110,3 @@ def small_tensors(samples: Sequence[Sample]) -> dict[str, np.ndarray[Any, Any]]:
     return {"input_ids": np.frombuffer(ids, np.int32), "loss_mask": np.frombuffer(masks, np.uint8),
             "sample_offsets": np.array([0, *accumulate(len(s.input_ids) for s in samples)], np.int64)}
 
-
-def sha256_of(file: int, start: int, end: int) -> str:
-    """SHA-256 (hex) of a file's bytes, read into one small buffer: a map of them costs a fault for every few pages."""
-    hasher, buffer = hashlib.sha256(), memoryview(bytearray(min(BLOCK, end - start)))
-    while start < end:
-        done = os.preadv(file, [buffer[:end - start]], start)
-        assert done, "a file that ends before its header says"
-        hasher.update(buffer[:done])
-        start += done
-    return hasher.hexdigest()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import struct
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import xxhash
 
 from eyas_contract import (
     Contract,
@@ -132,7 +132,7 @@ class StoreWriter:
         if mismatches:
             raise ContractMismatch(tuple(mismatches), "continuing would mix two extractions in one store",
                                    "Give another --out, or run with the store's own input and settings.")
-        self.manifest = found
+        self.manifest = dataclasses.replace(found, schema_version=self.manifest.schema_version)
         for leftover in self.folder.glob(".shard-*.safetensors.tmp*"):
             leftover.unlink()
         if found.shards and not self.repairing:
@@ -261,7 +261,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
     for name, tensor in tensors.items():
         block = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         dtype, shape = NAMES[tensor.dtype], tuple(tensor.shape)
-        records.append(TensorRecord(name, dtype, shape, hashlib.sha256(block).hexdigest()))
+        records.append(TensorRecord(name, dtype, shape, xxh3_128=xxhash.xxh3_128(block).hexdigest()))
         blocks.append(block)
         entries.append((name, dtype, shape, block.nbytes))
     header = header_bytes(entries, metadata)

@@ -1,1 +1,1 @@
-"""What runs inside SGLang's ranks: hooks on the target, shared buffers on the way to the host, and the writer process."""
+"""What runs inside SGLang's ranks: hooks on the target, shared buffers on the way out, and the writer process."""
