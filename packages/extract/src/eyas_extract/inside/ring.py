@@ -76,7 +76,7 @@ class Ring:
         captor: completed with what gathers.
 
     Raises:
-        OSError: no memory for the slots.
+        EngineFailure: no memory for the slots.
     """
 
     def __init__(self, settings: CaptureSettings, captor: Captor, device: str, proof: Callable[[], str]) -> None:
@@ -88,7 +88,13 @@ class Ring:
         width = (self.layers + 1) * self.hidden * stored.itemsize
         rows = min(max(settings.slot_mib * 2**20 // width, 64), 16384)
         layout = Layout(rows, self.layers, self.hidden, stored.itemsize, stored == torch.float8_e4m3fn, settings.slots)
-        handle = layout.create()
+        try:
+            handle = layout.create()
+        except OSError as error:
+            size = layout.slots * layout.slot_bytes
+            raise EngineFailure("the capture's buffers", f"no room for {size >> 20} MiB ({error.strerror})",
+                                f"{layout.slots} slots of shared memory, by extraction",
+                                "Give the engine's machine or container more memory.") from error
         self.memory = mmap.mmap(handle, layout.slots * layout.slot_bytes)
         self.slots = [Slot(number, layout, self.memory, stored, device if kind != "cpu" else "cpu")
                       for number in range(layout.slots)]
@@ -207,4 +213,5 @@ class Ring:
 
 def _pin(address: int, size: int) -> None:
     """Lock memory that others allocated, so that the device copies to it by itself."""
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
+    portable = 1  # for every device of this process
+    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, portable))  # type: ignore[no-untyped-call]
