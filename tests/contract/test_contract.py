@@ -167,6 +167,23 @@ def test_manifest_round_trip(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+def test_manifests_of_other_versions(tmp_path: Path) -> None:
+    """The first is read, with its SHA-256; one that is not known yet is not, nor a tensor without a digest."""
+    tensor = TensorRecord("input_ids", "I32", (5,), "d" * 64)
+    old = Manifest((), "f" * 64, True, (ShardRecord("shard-000000.safetensors", 10, (tensor,), ()),), 1)
+    old.save(tmp_path)
+    assert Manifest.load(tmp_path) == old
+    assert tensor.digest == ("sha256", "d" * 64)
+    path = tmp_path / "manifest.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"schema_version": 1', '"schema_version": 3'))
+    with pytest.raises(InvalidInput, match="schema_version 3, but this eyas-contract reads 1 and 2"):
+        Manifest.load(tmp_path)
+    path.write_text(whole.replace('"sha256"', '"md5"'))
+    with pytest.raises(InvalidInput, match=r"tensors\[0\].md5 is unknown"):
+        Manifest.load(tmp_path)
+
+
 def mla_draft(**changes: Any) -> DraftSpec:
     return dataclasses.replace(samples.draft(), kind="mla", num_kv_heads=4, head_dim=24,
                                mla=MlaSizes(48, 32, 16, 8, 12), **changes)

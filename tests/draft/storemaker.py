@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
+import xxhash
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -76,6 +76,6 @@ def shard_record(path: Path, part: list[Row]) -> ShardRecord:
     raw, tensors = path.read_bytes(), []
     for info in read_header(path).tensors.values():
         tensors.append(TensorRecord(info.name, info.dtype, info.shape,
-                                    hashlib.sha256(raw[info.start:info.end]).hexdigest()))
+                                    xxh3_128=xxhash.xxh3_128(raw[info.start:info.end]).hexdigest()))
     samples = tuple(SampleRecord(r[0], r[1].numel(), int(r[2].sum())) for r in part)
     return ShardRecord(path.name, len(raw), tuple(tensors), samples)

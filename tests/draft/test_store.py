@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import storemaker
 import torch
+from old_store import as_version_1
 
 from eyas_contract import Contract, CorruptFile, InvalidInput, Manifest
 from eyas_contract.safetensors_header import read_header
@@ -39,8 +40,11 @@ def test_samples_come_back_as_written(store: Path, rows: list[storemaker.Row]) -
     assert torch.equal(opened.token_counts(), counts)
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("tensor", ["input_ids", "loss_mask", "aux_hidden_states", "last_hidden_state"])
-def test_a_flipped_bit_is_found_on_first_use_and_names_the_shard(copy: Path, tensor: str) -> None:
+def test_a_flipped_bit_is_found_on_first_use_and_names_the_shard(copy: Path, tensor: str, version: int) -> None:
+    if version == 1:
+        as_version_1(copy)
     info = read_header(copy / SHARD).tensors[tensor]
     raw = bytearray((copy / SHARD).read_bytes())
     raw[(info.start + info.end) // 2] ^= 1

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from old_store import as_version_1
 from safetensors.torch import load_file
 
 from eyas_contract import Contract, InvalidInput, Manifest
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import check
 from eyas_extract.cli import main
-from eyas_extract.config import PlanConfig, ShowConfig
+from eyas_extract.config import PlanConfig, RunConfig, ShowConfig
 from eyas_extract.plan import plan
+from eyas_extract.run import run
 from eyas_extract.show import show, text
 from eyas_extract.store import write_safetensors
 
@@ -35,6 +37,25 @@ def test_a_sound_store(finished: Path) -> None:
     assert report.complete
     assert not report.damage
     assert (report.samples, report.tokens) == (40, Manifest.load(finished).num_tokens)
+
+
+def test_a_store_of_the_first_version(store: Path, tiny_target: Path, answers: Path) -> None:
+    """Its SHA-256 digests are checked as before; it is continued, and what is added has the newer digest."""
+    for path in sorted(store.glob("shard-*"))[2:]:
+        path.unlink()
+    manifest = Manifest.load(store)
+    dataclasses.replace(manifest, shards=manifest.shards[:2], complete=False).save(store)
+    as_version_1(store)
+    assert not check(store).damage
+    run(RunConfig(tiny_target, answers, store, shard_tokens=300, batch_tokens=128))
+    continued = Manifest.load(store)
+    assert [t.digest[0] for s in continued.shards for t in s.tensors] == ["sha256"] * 10 + ["xxh3_128"] * (
+        5 * (len(manifest.shards) - 2))
+    assert not check(store).damage
+    raw = bytearray((store / SHARD).read_bytes())
+    raw[-5000] ^= 1
+    (store / SHARD).write_bytes(raw)
+    assert any("not those that were written (sha256)" in each.fault for each in check(store).damage)
 
 
 @pytest.mark.parametrize("name", ["input_ids", "loss_mask", "aux_hidden_states", "last_hidden_state", "sample_offsets"])
