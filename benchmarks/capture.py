@@ -124,7 +124,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--wide-ahead", type=int, default=24)
     parser.add_argument("--slot-mib", type=int, default=64)
     parser.add_argument("--slots", type=int, default=24)
-    parser.add_argument("--writers", type=int, default=6)
+    parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "eyas-capture-stores",
                         help="where `fp8` leaves its two stores for `drafts`")
     parser.add_argument("--draft-rows", type=int, default=5000)

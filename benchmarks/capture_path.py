@@ -54,13 +54,11 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.plain: dict[str, Any] = {"machine": machine(), "parts": {}}
-        if path.is_file():
-            self.plain["parts"] = json.loads(path.read_text())["parts"]
+        self.plain: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"parts": {}}
 
     def begin(self, part: str) -> None:
         """What is added from here on belongs to this part."""
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = [{"machine": machine()}]
         self.plain["parts"][part] = self.rows
 
     def add(self, **row: Any) -> None:
