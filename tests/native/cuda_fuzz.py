@@ -11,13 +11,14 @@ import sys
 
 import torch
 from cuda_cases import attention_case, combine_case, graph_case
-from cuda_tree_cases import gather_case, rejection_case, target_only_case, tree_case
+from cuda_tree_cases import from_mask_case, gather_case, rejection_case, target_only_case, tree_case
 
 KERNELS = {
     "tree_attn_gqa": (lambda rng: attention_case(rng, mla=False), 1.0),
     "tree_attn_mla": (lambda rng: attention_case(rng, mla=True), 0.5),
     "hidden_gather": (gather_case, 1.0),
     "tree": (tree_case, 1.0),
+    "tree_from_mask": (from_mask_case, 1.0),
     "target_only": (target_only_case, 0.03),
     "rejection": (rejection_case, 0.1),
     "graph": (graph_case, 0.02),

@@ -6,7 +6,7 @@ import math
 import random
 
 import torch
-from cuda_cases import DEVICE, NAN, ancestors, pack_words
+from cuda_cases import DEVICE, NAN, ancestors, pack_words, random_parents
 
 import eyas_native
 from eyas_native import cuda
@@ -130,6 +130,7 @@ def tree_case(rng: random.Random) -> str | None:
     size = {0: n * n * batch + n * sum(lens), 1: batch * n * n, 2: batch * n, 3: batch * n * width}[mode]
     mask = torch.ones(size, dtype=kind, device=DEVICE)
     invalid = torch.full((batch,), 9, dtype=torch.int32, device=DEVICE)
+    words = torch.full((batch, n, width), -7, dtype=torch.int32, device=DEVICE) if rng.random() < 0.5 else None
     cuda.tree_build(
         torch.tensor([t[2] for t in tables], **dev),
         torch.tensor([t[1] for t in tables], **dev),
@@ -143,6 +144,7 @@ def tree_case(rng: random.Random) -> str | None:
         retrive_index=index,
         retrive_next_token=child,
         retrive_next_sibling=sibling,
+        words=words,
         invalid=invalid,
     )
     torch.cuda.synchronize()
@@ -156,6 +158,8 @@ def tree_case(rng: random.Random) -> str | None:
     ):
         if got.tolist() != want:
             return f"tree_build {name}: {got.tolist()} wanted {want}"
+    if words is not None and not torch.equal(words.cpu(), torch.stack([pack_words(r[0], width) for r in refs])):
+        return f"tree_build words, mode {mode} n={n}"
     if mode == 0:
         want = torch.cat(
             [torch.cat([torch.ones(n, lens[b], dtype=torch.bool), r[0]], 1).flatten() for b, r in enumerate(refs)]
@@ -240,6 +244,35 @@ def tree_case(rng: random.Random) -> str | None:
         return f"accept_commit bonus {bonus.tolist()}"
     if not all(torch.equal(x, y) for x, y in zip(buffers, wanted, strict=True)):
         return f"kv_move batch={batch} n={n}"
+    return None
+
+
+def from_mask_case(rng: random.Random) -> str | None:
+    """tree_from_mask and tree_validate of random masks, some of them broken, against the CPU backend bit for bit."""
+    n, batch = rng.choice([1, 2, 9, 16, 33, 64, 130, 256]), rng.randint(1, 6)
+    masks = torch.stack([ancestors(random_parents(n, rng)) for _ in range(batch)])
+    lens = torch.tensor([rng.randint(0, 1 << 20) for _ in range(batch)])
+    names = ("retrive_index", "retrive_next_token", "retrive_next_sibling")
+    results = []
+    for device, call in (("cpu", eyas_native.tree_from_mask), (DEVICE, cuda.tree_from_mask)):
+        out = {name: torch.full((batch, n), -7, device=device) for name in names}
+        out["positions"] = torch.full((batch * n,), -7, device=device)
+        call(masks.to(device), lens.to(device), **out)
+        results.append(out)
+    differing = [name for name in results[0] if not torch.equal(results[0][name], results[1][name].cpu())]
+    for _ in range(rng.randint(0, 2 * n)):
+        b, i, j = rng.randrange(batch), rng.randrange(n), rng.randrange(n)
+        masks[b, i, j] = ~masks[b, i, j]
+    orphans = [int(any(not masks[b, i, :i].any() for i in range(1, n))) for b in range(batch)]
+    on_device, invalid = masks.to(DEVICE), torch.full((batch,), 9, dtype=torch.int32, device=DEVICE)
+    codes = torch.full((batch, n), 77, dtype=torch.uint8, device=DEVICE)
+    cuda.tree_validate(on_device, codes)
+    cuda.tree_from_mask(on_device, lens.to(DEVICE), **results[1], invalid=invalid)
+    found, wanted = eyas_native.tree_faults(codes), eyas_native.tree_validate(masks)
+    if found != wanted:
+        return f"tree_validate: {found[:3]} wanted {wanted[:3]}, {batch} trees of {n} nodes"
+    if differing or invalid.tolist() != orphans:
+        return f"tree_from_mask: {differing}, invalid {invalid.tolist()} wanted {orphans}, {batch} trees of {n} nodes"
     return None
 
 

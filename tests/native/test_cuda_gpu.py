@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize(
     "name",
-    ["tree_attn_gqa", "tree_attn_mla", "hidden_gather", "tree", "target_only", "rejection", "graph", "lse_combine"],
+    ["tree_attn_gqa", "tree_attn_mla", "hidden_gather", "tree", "tree_from_mask", "target_only", "rejection", "graph",
+     "lse_combine"],
 )
 def test_random_cases(name: str) -> None:
     from cuda_fuzz import KERNELS

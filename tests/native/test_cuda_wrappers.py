@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from eyas_native import cuda, cuda_abi
+from eyas_native import cuda, cuda_abi, cuda_core
 from eyas_native.errors import ArgumentError
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors pass for CUDA's, so that the checks behind the device's are reached."""
+    need = cuda_core.Faults.need
+    monkeypatch.setattr(
+        cuda_core.Faults, "need", lambda self, true, text: need(self, true or "wanted a CUDA device" in text, text)
+    )
 
 
 @pytest.mark.parametrize("name", ["eyas_attn", "eyas_gather", "eyas_verify"])
@@ -47,6 +57,8 @@ def test_every_fault_is_named_at_once() -> None:
         ({"mask_mode": 4}, "mask_mode is 4"),
         ({"topk": 0}, "topk, depth are 0, 2"),
         ({"seq_lens": None}, "seq_lens is a NoneType"),
+        ({"words": torch.zeros(1, 4, 2, dtype=torch.int32)}, r"words has shape \[1, 4, 2\], wanted \[1, 4, 1\]"),
+        ({"words": torch.zeros(1, 4, 1, dtype=torch.int64)}, "words is int64"),
     ],
 )
 def test_tree_build_names_the_argument(change: dict[str, object], named: str) -> None:
@@ -59,6 +71,57 @@ def test_tree_build_names_the_argument(change: dict[str, object], named: str) ->
     }  # fmt: skip
     with pytest.raises(ArgumentError, match=named):
         cuda.tree_build(**(arguments | change))
+
+
+BITS, BYTES = (partial(torch.zeros, dtype=kind) for kind in (torch.bool, torch.uint8))
+FROM_MASK = {
+    "tree_mask": torch.zeros(1, 4, 4, dtype=torch.bool), "seq_lens": torch.zeros(1, dtype=torch.int64),
+    "positions": torch.zeros(4, dtype=torch.int64),
+    **{f"retrive_{name}": torch.zeros(1, 4, dtype=torch.int64) for name in ("index", "next_token", "next_sibling")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tree_mask": torch.zeros(1, 4, 4)}, "tree_mask is float32"),
+        ({"tree_mask": torch.zeros(16, dtype=torch.bool)}, r"tree_mask has shape \[16\]"),
+        ({"tree_mask": [[[1]]]}, "tree_mask is a list"),
+        ({"seq_lens": torch.zeros(1, dtype=torch.int32)}, "seq_lens is int32"),
+        ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions has shape \[3\], wanted \[4\]"),
+        ({"retrive_next_sibling": torch.zeros(4)}, "retrive_next_sibling is float32"),
+        ({"invalid": torch.zeros(2, dtype=torch.int32)}, r"invalid has shape \[2\], wanted \[1\]"),
+    ],
+)
+def test_tree_from_mask_names_the_argument(on_any_device: None, change: dict[str, object], named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        cuda.tree_from_mask(**(FROM_MASK | change))
+
+
+@pytest.mark.parametrize(
+    ("mask", "faults", "named"),
+    [
+        (BITS(1, 3, 4), BYTES(1, 3), "tree_mask has rows of 4, wanted 3"),
+        (BITS(1, 257, 257), BYTES(1, 257), "1 trees of 257 nodes"),
+        (BITS(0, 3, 3), BYTES(0, 3), "0 trees of 3 nodes"),
+        (BITS(1, 3, 3), BYTES(1, 4), r"faults has shape \[1, 4\]"),
+        (BITS(1, 3, 3), torch.zeros(1, 3, dtype=torch.int32), "faults is int32"),
+        (BITS(1, 3, 6)[:, :, ::2], BYTES(1, 3), "tree_mask is not packed"),
+        (BITS(2, 6, 3)[:, ::2], BYTES(2, 3), "tree_mask is not contiguous"),
+    ],
+)
+def test_tree_validate_names_the_argument(
+    on_any_device: None, mask: torch.Tensor, faults: torch.Tensor, named: str
+) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        cuda.tree_validate(mask, faults)
+
+
+def test_tensors_of_the_cpu_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="tree_mask is on cpu, wanted a CUDA device"):
+        cuda.tree_from_mask(**FROM_MASK)
+    with pytest.raises(ArgumentError, match="tree_mask is on cpu, wanted a CUDA device"):
+        cuda.tree_validate(FROM_MASK["tree_mask"], torch.zeros(1, 4, dtype=torch.uint8))
 
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

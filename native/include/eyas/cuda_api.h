@@ -98,12 +98,23 @@ EYAS_API int eyas_hidden_gather(const eyas_gather *g);
 
 /* Draft tree of `nodes` nodes, root included. Semantics of SGLang's build_tree_kernel_efficient, -1 fills included.
  * mode 0: bool FULL mask (row stride seq_len + nodes), 1: bool [B, n, n], 2: bit-packed u8/u16/u32 (n <= 32),
- * 3: u32 words [B, n, ceil(n/32)]. parent_stride: entries per row of parent_list. invalid i32 [B] (or null) is set to 1 for a
- * tree with an orphan, whose node then hangs from the root. */
+ * 3: u32 words [B, n, ceil(n/32)]. words (or null) gets the mask of mode 3 too, whatever the mode. parent_stride: entries
+ * per row of parent_list. invalid i32 [B] (or null) is set to 1 for a tree with an orphan, whose node then hangs from the
+ * root. */
 EYAS_API int eyas_tree_build(const int64_t *parent_list, int64_t parent_stride, const int64_t *selected_index,
                              const int64_t *seq_lens, int batch, int topk, int depth, int nodes, int mode, void *mask,
-                             int64_t *positions, int64_t *retrive_index, int64_t *retrive_next_token,
+                             uint32_t *words, int64_t *positions, int64_t *retrive_index, int64_t *retrive_next_token,
                              int64_t *retrive_next_sibling, int32_t *invalid, void *stream);
+
+/* tree_build's outputs from a bool mask [B, n, n]: a node's parent is the last earlier node that it sees. invalid as above,
+ * for a node that sees no earlier one. */
+EYAS_API int eyas_tree_from_mask(const uint8_t *tree_mask, const int64_t *seq_lens, int batch, int nodes,
+                                 int64_t *positions, int64_t *retrive_index, int64_t *retrive_next_token,
+                                 int64_t *retrive_next_sibling, int32_t *invalid, void *stream);
+
+/* faults u8 [B, n]: 0 where a row of the bool mask [B, n, n] is its parent's row plus the node itself, else 1: does not see
+ * itself, 2: sees a later node, 3: sees no earlier node, 4: sees other nodes than its parent. */
+EYAS_API int eyas_tree_validate(const uint8_t *tree_mask, int batch, int nodes, uint8_t *faults, void *stream);
 
 typedef struct {
   uint32_t struct_size;

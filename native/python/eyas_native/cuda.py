@@ -23,12 +23,11 @@ from eyas_native.cuda_tree import (
     MASK_FULL,
     MASK_QLEN_ONLY,
     MASK_WORDS,
-    accept_commit,
     tree_build,
-    verify_greedy,
-    verify_rejection,
-    verify_target_only,
+    tree_from_mask,
+    tree_validate,
 )
+from eyas_native.cuda_verify import accept_commit, verify_greedy, verify_rejection, verify_target_only
 
 __all__ = [
     "MASK_BITPACKED",
@@ -52,6 +51,8 @@ __all__ = [
     "tree_attn_gqa",
     "tree_attn_mla",
     "tree_build",
+    "tree_from_mask",
+    "tree_validate",
     "verify_greedy",
     "verify_rejection",
     "verify_target_only",

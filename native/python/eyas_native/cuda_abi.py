@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 from pathlib import Path
 
 BF16, FP16, E4M3 = 0, 1, 2
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class Attention(Structure):
@@ -121,7 +121,9 @@ PROTOTYPES: dict[str, tuple[object, ...]] = {
     "eyas_tree_attn_mla_plan": (POINTER(Attention), _I, _I),
     "eyas_lse_combine": (_P, _P, _P, _P, _I, _L, _I, _I, _P),
     "eyas_hidden_gather": (POINTER(Gather),),
-    "eyas_tree_build": (_P, _L, _P, _P, _I, _I, _I, _I, _I, _P, _P, _P, _P, _P, _P, _P),
+    "eyas_tree_build": (_P, _L, _P, _P, _I, _I, _I, _I, _I, _P, _P, _P, _P, _P, _P, _P, _P),
+    "eyas_tree_from_mask": (_P, _P, _I, _I, _P, _P, _P, _P, _P, _P),
+    "eyas_tree_validate": (_P, _I, _I, _P, _P),
     "eyas_verify_greedy": (POINTER(Verify),),
     "eyas_verify_target_only": (POINTER(Verify),),
     "eyas_verify_rejection": (POINTER(Verify),),

@@ -1,11 +1,7 @@
-"""Trees, verification and commit on CUDA: checked calls; callers use `eyas_native.cuda`."""
+"""Draft trees on CUDA: checked calls; callers use `eyas_native.cuda`."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-
-from eyas_native import cuda_abi as abi
 from eyas_native.cuda_core import Faults, Tensor, current_stream, pointer, run
 
 MASK_FULL, MASK_QLEN_ONLY, MASK_BITPACKED, MASK_WORDS = 0, 1, 2, 3
@@ -25,6 +21,7 @@ def tree_build(
     retrive_index: Tensor,
     retrive_next_token: Tensor,
     retrive_next_sibling: Tensor,
+    words: Tensor | None = None,
     invalid: Tensor | None = None,
     stream: int | None = None,
 ) -> None:
@@ -35,6 +32,7 @@ def tree_build(
         mask_mode: 0 flat bool (rows of seq_len + n), 1 bool [B, n, n], 2 bit-packed u8/u16/u32 (n <= 32),
             3 words [B, n, ceil(n / 32)].
         positions: i64 [B * n]. retrive_*: i64 [B, n], as SGLang's build_tree_kernel_efficient leaves them.
+        words: i32 or u32 [B, n, ceil(n / 32)], the mask of mode 3, written in the same launch whatever the mode.
         invalid: i32 [B], set to 1 for a tree with an orphaned entry (which then hangs from the root), else 0.
 
     Raises:
@@ -53,19 +51,15 @@ def tree_build(
     if f.tensor("parent_list", parent_list, ("int64",), (batch, None)):
         wanted = 0 if depth == 1 else topk * (depth - 1) + 1
         f.need(parent_list.shape[1] >= wanted, f"parent_list has {parent_list.shape[1]} columns, wanted {wanted}")
-    for name, t in (
-        ("retrive_index", retrive_index),
-        ("retrive_next_token", retrive_next_token),
-        ("retrive_next_sibling", retrive_next_sibling),
-    ):
-        f.tensor(name, t, ("int64",), (batch, n))
-    f.tensor("positions", positions, ("int64",), (batch * n,))
+    _links(f, batch, n, positions, retrive_index, retrive_next_token, retrive_next_sibling)
     if mask_mode < 2:
         f.tensor("tree_mask", tree_mask, ("bool", "uint8"))
     elif f.tensor("tree_mask", tree_mask, ("uint8", "int16", "int32", "uint16", "uint32")):
         size = tree_mask.numel() * tree_mask.element_size()
         wanted = batch * n * (4 * ((n + 31) // 32) if mask_mode == 3 else 1 if n <= 8 else 2 if n <= 16 else 4)
         f.need(size >= wanted, f"tree_mask has {size} bytes, wanted {wanted}")
+    if words is not None:
+        f.tensor("words", words, ("int32", "uint32"), (batch, n, (n + 31) // 32))
     if invalid is not None:
         f.tensor("invalid", invalid, ("int32",), (batch,))
     f.check()
@@ -74,8 +68,9 @@ def tree_build(
             tree_mask.numel() >= batch * n * n,
             f"tree_mask has {tree_mask.numel()} entries, wanted at least {batch * n * n}",
         )
-    for name, t in (("parent_list", parent_list), ("selected_index", selected_index), ("tree_mask", tree_mask)):
-        f.need(t.is_contiguous(), f"{name} is not contiguous")
+    f.contiguous(parent_list=parent_list, selected_index=selected_index, tree_mask=tree_mask, words=words)
+    f.contiguous(retrive_index=retrive_index, retrive_next_token=retrive_next_token)
+    f.contiguous(retrive_next_sibling=retrive_next_sibling)
     f.check()
     run(
         "eyas_tree_build",
@@ -89,6 +84,7 @@ def tree_build(
         n,
         mask_mode,
         pointer(tree_mask),
+        pointer(words),
         pointer(positions),
         pointer(retrive_index),
         pointer(retrive_next_token),
@@ -98,215 +94,83 @@ def tree_build(
     )
 
 
-def _verify(
-    call: str,
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    tree: Sequence[Tensor],
-    stream: int | None,
-) -> tuple[Faults, abi.Verify]:
-    f = Faults(call)
-    f.tensor("candidates", candidates, ("int64",), (None, None))
-    f.check()
-    batch, n = candidates.shape
-    f.need(1 <= n <= 256, f"candidates has {n} nodes, wanted 1 to 256")
-    for name, t in zip(("retrive_index", "retrive_next_token", "retrive_next_sibling"), tree, strict=True):
-        f.tensor(name, t, ("int64",), (batch, n))
-    f.tensor("predicts", predicts, ("int32",), (batch * n,))
-    f.tensor("accept_index", accept_index, ("int32",), (batch, None))
-    f.tensor("accept_token_num", accept_token_num, ("int32",), (batch,))
-    f.check()
-    v = abi.Verify(
-        struct_size=ctypes.sizeof(abi.Verify),
-        batch=batch,
-        nodes=n,
-        max_accept=accept_index.shape[1],
-        candidates=pointer(candidates),
-        retrive_index=pointer(tree[0]),
-        retrive_next_token=pointer(tree[1]),
-        retrive_next_sibling=pointer(tree[2]),
-        predicts=pointer(predicts),
-        accept_index=pointer(accept_index),
-        accept_token_num=pointer(accept_token_num),
-        stream=current_stream(stream),
-    )
-    return f, v
-
-
-def verify_greedy(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
+def tree_from_mask(
+    tree_mask: Tensor,
+    seq_lens: Tensor,
+    *,
+    positions: Tensor,
     retrive_index: Tensor,
     retrive_next_token: Tensor,
     retrive_next_sibling: Tensor,
-    target_predict: Tensor,
-    *,
+    invalid: Tensor | None = None,
     stream: int | None = None,
 ) -> None:
-    """The path whose tokens are the target's own choices; SGLang's verify_tree_greedy.
+    """Writes tree_build's outputs from a mask: a node's parent is the last earlier node that it sees.
 
     Args:
-        predicts: i32 [B * n], written at visited nodes. accept_index: i32 [B, depth + 1], written (-1 beyond the path).
-        accept_token_num: i32 [B], written, bonus token excluded. candidates, retrive_*, target_predict: i64 [B, n].
+        tree_mask: bool or u8 [B, n, n], n up to 256; row i says what node i sees. seq_lens: i64 [B].
+        positions: i64 [B * n]. retrive_*: i64 [B, n].
+        invalid: i32 [B], set to 1 for a tree with a node that sees no earlier one (which then hangs from the root), else 0.
+
+    Raises:
+        ArgumentError: every argument that does not fit, by name.
     """
-    f, v = _verify(
-        "verify_greedy",
-        predicts,
-        accept_index,
-        accept_token_num,
-        candidates,
-        (retrive_index, retrive_next_token, retrive_next_sibling),
-        stream,
-    )
-    f.tensor("target_predict", target_predict, ("int64",), (v.batch, v.nodes))
+    f = Faults("tree_from_mask")
+    batch, n = _mask(f, tree_mask)
+    f.tensor("seq_lens", seq_lens, ("int64",), (batch,))
+    _links(f, batch, n, positions, retrive_index, retrive_next_token, retrive_next_sibling)
+    if invalid is not None:
+        f.tensor("invalid", invalid, ("int32",), (batch,))
     f.check()
-    v.target_predict = pointer(target_predict)
-    run("eyas_verify_greedy", ctypes.byref(v))
-
-
-def verify_target_only(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    uniform: Tensor,
-    uniform_final: Tensor,
-    target_probs: Tensor,
-    *,
-    threshold_single: float = 1.0,
-    threshold_acc: float = 1.0,
-    stream: int | None = None,
-) -> None:
-    """Sampled verification from the target's probabilities alone; SGLang's tree_speculative_sampling_target_only.
-
-    Args:
-        uniform: f32 [B, n]; uniform_final: f32 [B]; target_probs: f32 [B, n, V], V up to 524,288, read only.
-        threshold_single, threshold_acc: accept at p >= single, or at coin <= accumulated p / acc; 1 and 1 keep the
-            target's distribution.
-    """
-    f, v = _verify(
-        "verify_target_only",
-        predicts,
-        accept_index,
-        accept_token_num,
-        candidates,
-        (retrive_index, retrive_next_token, retrive_next_sibling),
-        stream,
-    )
-    _sampling(f, v, uniform, uniform_final, target_probs)
-    f.need(threshold_acc > 0, f"threshold_acc is {threshold_acc}, wanted a positive number")
-    f.check()
-    v.threshold_single, v.threshold_acc = threshold_single, threshold_acc
-    run("eyas_verify_target_only", ctypes.byref(v))
-
-
-def _sampling(f: Faults, v: abi.Verify, uniform: Tensor, uniform_final: Tensor, target_probs: Tensor) -> None:
-    f.tensor("uniform", uniform, ("float32",), (v.batch, v.nodes))
-    f.tensor("uniform_final", uniform_final, ("float32",), (v.batch,))
-    f.tensor("target_probs", target_probs, ("float32",), (v.batch, v.nodes, None))
-    f.check()
-    f.contiguous(uniform=uniform, uniform_final=uniform_final, target_probs=target_probs)
-    v.uniform, v.uniform_final, v.target_probs = pointer(uniform), pointer(uniform_final), pointer(target_probs)
-    v.vocab = target_probs.shape[2]
-
-
-def verify_rejection(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    uniform: Tensor,
-    uniform_final: Tensor,
-    target_probs: Tensor,
-    draft_probs: Tensor,
-    *,
-    replacement: bool = True,
-    stream: int | None = None,
-) -> None:
-    """Sampled verification by rejection, for drafts that were sampled; as `eyas_native.verify_rejection`.
-
-    Args:
-        uniform, uniform_final, target_probs: as in verify_target_only; node i's coin decides whether it is accepted.
-        draft_probs: f32 [B, n, V], what the children of each node were drawn from (rows of leaves are not read).
-        replacement: siblings were drawn independently; else one after the other without repetition.
-    """
-    f, v = _verify(
-        "verify_rejection",
-        predicts,
-        accept_index,
-        accept_token_num,
-        candidates,
-        (retrive_index, retrive_next_token, retrive_next_sibling),
-        stream,
-    )
-    _sampling(f, v, uniform, uniform_final, target_probs)
-    if f.tensor("draft_probs", draft_probs, ("float32",), tuple(target_probs.shape)):
-        f.contiguous(draft_probs=draft_probs)
-    f.check()
-    v.draft_probs, v.replacement = pointer(draft_probs), int(replacement)
-    run("eyas_verify_rejection", ctypes.byref(v))
-
-
-def accept_commit(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    out_cache_loc: Tensor,
-    *,
-    accept_lens: Tensor,
-    tokens: Tensor,
-    src_loc: Tensor,
-    tgt_loc: Tensor,
-    rows: Tensor,
-    bonus: Tensor,
-    stream: int | None = None,
-) -> None:
-    """What a verify leads to, in one launch.
-
-    Args:
-        predicts, accept_index, accept_token_num: as verify wrote them. out_cache_loc: i64 [B * n], the nodes' slots.
-        accept_lens: i32 [B], bonus included. tokens, src_loc, tgt_loc, rows: i64 [B, max_accept], -1 beyond.
-        bonus: i64 [B].
-    """
-    f = Faults("accept_commit")
-    f.tensor("accept_index", accept_index, ("int32",), (None, None))
-    f.check()
-    batch, width = accept_index.shape
-    f.tensor("predicts", predicts, ("int32",), (None,))
-    f.tensor("out_cache_loc", out_cache_loc, ("int64",), tuple(predicts.shape))
-    f.need(
-        predicts.shape[0] % batch == 0, f"predicts has {predicts.shape[0]} entries, wanted a multiple of batch {batch}"
-    )
-    f.tensor("accept_token_num", accept_token_num, ("int32",), (batch,))
-    f.tensor("accept_lens", accept_lens, ("int32",), (batch,))
-    for name, t in (("tokens", tokens), ("src_loc", src_loc), ("tgt_loc", tgt_loc), ("rows", rows)):
-        f.tensor(name, t, ("int64",), (batch, width))
-    f.tensor("bonus", bonus, ("int64",), (batch,))
+    f.contiguous(retrive_index=retrive_index, retrive_next_token=retrive_next_token)
+    f.contiguous(retrive_next_sibling=retrive_next_sibling)
     f.check()
     run(
-        "eyas_accept_commit",
-        pointer(predicts),
-        pointer(accept_index),
-        pointer(accept_token_num),
-        pointer(out_cache_loc),
+        "eyas_tree_from_mask",
+        pointer(tree_mask),
+        pointer(seq_lens),
         batch,
-        predicts.shape[0] // batch,
-        width,
-        pointer(accept_lens),
-        pointer(tokens),
-        pointer(src_loc),
-        pointer(tgt_loc),
-        pointer(rows),
-        pointer(bonus),
+        n,
+        pointer(positions),
+        pointer(retrive_index),
+        pointer(retrive_next_token),
+        pointer(retrive_next_sibling),
+        pointer(invalid),
         current_stream(stream),
     )
+
+
+def tree_validate(tree_mask: Tensor, faults: Tensor, *, stream: int | None = None) -> None:
+    """What is wrong with each node's row, as codes on the device; `eyas_native.tree_faults` puts them into words.
+
+    Args:
+        tree_mask: bool or u8 [B, n, n], n up to 256.
+        faults: u8 [B, n], written: 0 where the row is the parent's row plus the node itself, else 1 to 4.
+
+    Raises:
+        ArgumentError: every argument that does not fit, by name.
+    """
+    f = Faults("tree_validate")
+    batch, n = _mask(f, tree_mask)
+    if f.tensor("faults", faults, ("uint8",), (batch, n)):
+        f.contiguous(faults=faults)
+    f.check()
+    run("eyas_tree_validate", pointer(tree_mask), batch, n, pointer(faults), current_stream(stream))
+
+
+def _mask(f: Faults, tree_mask: Tensor) -> tuple[int, int]:
+    """Checks a mask [B, n, n], at once: the other arguments' shapes follow from it."""
+    f.tensor("tree_mask", tree_mask, ("bool", "uint8"), (None, None, None))
+    f.check()
+    batch, n = int(tree_mask.shape[0]), int(tree_mask.shape[1])
+    f.need(batch >= 1 and 1 <= n <= 256, f"tree_mask holds {batch} trees of {n} nodes, wanted 1 or more of 1 to 256")
+    f.need(tree_mask.shape[2] == n, f"tree_mask has rows of {tree_mask.shape[2]}, wanted {n} as it has rows")
+    f.contiguous(tree_mask=tree_mask)
+    return batch, n
+
+
+def _links(f: Faults, batch: int, n: int, positions: Tensor, index: Tensor, child: Tensor, sibling: Tensor) -> None:
+    f.tensor("positions", positions, ("int64",), (batch * n,))
+    names = ("retrive_index", "retrive_next_token", "retrive_next_sibling")
+    for name, t in zip(names, (index, child, sibling), strict=True):
+        f.tensor(name, t, ("int64",), (batch, n))

@@ -7,6 +7,7 @@ included). Outputs are preallocated by the caller and written whole. Source of t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,9 +117,23 @@ def tree_validate(tree_mask: Any) -> tuple[TreeFault, ...]:
     Raises:
         ArgumentError: shape or dtype.
     """
-    faults = _C.tree_validate(view(tree_mask, "tree_mask"))
+    codes = _C.tree_validate(view(tree_mask, "tree_mask"))
     nodes = tree_mask.shape[1]
-    return tuple(TreeFault(i // nodes, i % nodes, _PROBLEMS[fault]) for i, fault in enumerate(faults) if fault)
+    return _named([codes[i : i + nodes] for i in range(0, len(codes), nodes)])
+
+
+def tree_faults(codes: Any) -> tuple[TreeFault, ...]:
+    """What `eyas_native.cuda.tree_validate` wrote, as tree_validate returns it; waits for the device.
+
+    Args:
+        codes: u8 [B, n], a tensor or an array.
+    """
+    return _named(codes.tolist())
+
+
+def _named(codes: Iterable[Iterable[int]]) -> tuple[TreeFault, ...]:
+    rows = enumerate(codes)
+    return tuple(TreeFault(b, i, _PROBLEMS[code]) for b, row in rows for i, code in enumerate(row) if code)
 
 
 def verify_greedy(
