@@ -14,7 +14,7 @@ if(Git_FOUND)
 endif()
 set(eyas_built_archs "")
 if(TARGET eyas_cuda)
-  set(eyas_built_archs "${EYAS_CUDA_ARCHS}")
+  list(JOIN EYAS_CUDA_ARCHS " " eyas_built_archs) # a semicolon would cut the definition below in pieces
 endif()
 
 pybind11_add_module(_C MODULE
@@ -23,7 +23,7 @@ pybind11_add_module(_C MODULE
 target_link_libraries(_C PRIVATE eyas_cpu)
 target_compile_options(_C PRIVATE -Wall -Wextra $<$<BOOL:${EYAS_WERROR}>:-Werror>)
 target_compile_definitions(_C PRIVATE
-  EYAS_VERSION="${SKBUILD_PROJECT_VERSION}" EYAS_GIT_SHA="${eyas_git_sha}"
+  EYAS_VERSION="${SKBUILD_PROJECT_VERSION_FULL}" EYAS_GIT_SHA="${eyas_git_sha}"
   EYAS_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
   EYAS_CUDA_COMPILER="${CMAKE_CUDA_COMPILER_VERSION}" EYAS_CUDA_ARCHS="${eyas_built_archs}"
   EYAS_CUDA_REASON="${EYAS_CUDA_REASON}")

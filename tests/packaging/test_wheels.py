@@ -98,6 +98,10 @@ def test_metadata(wheels: dict[str, Path], name: str) -> None:
 
 
 def declared(name: str) -> str:
-    """The version in a distribution's pyproject.toml."""
+    """The version in a distribution's pyproject.toml; eyas-native's, which may get a +cu130, stands in its package."""
     with (PACKAGES[name] / "pyproject.toml").open("rb") as source:
-        return str(tomllib.load(source)["project"]["version"])
+        project = tomllib.load(source)["project"]
+    if name != "eyas-native":
+        return str(project["version"])
+    package = (ROOT / "native/python/eyas_native/__init__.py").read_text(encoding="utf-8")
+    return package.split('__version__ = "')[1].split('"')[0]

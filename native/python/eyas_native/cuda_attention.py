@@ -264,7 +264,9 @@ def tree_attn_mla(
     prepare_mla(q, cache, out, kv_index, seq_lens, **options)()
 
 
-def lse_combine(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None = None) -> None:
+def lse_combine(
+    outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None = None, *, stream: int | None = None
+) -> None:
     """Merges attention over disjoint keys.
 
     Args:
@@ -292,5 +294,5 @@ def lse_combine(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None = No
         rows,
         dim,
         kind,
-        current_stream(None),
+        current_stream(stream),
     )

@@ -42,7 +42,16 @@ def status() -> str:
     probe = abi.Attention(struct_size=sizeof(abi.Attention), head_dim=64, batch=1, max_tree=1, max_seq_len=1)
     probe.num_q_heads = probe.num_kv_heads = 1
     code = lib.eyas_tree_attn_gqa_plan(byref(probe), 0, 0)  # asks the driver for the current device
-    return "available" if code == 0 else str(lib.eyas_cuda_error_text(code).decode())
+    return "available" if code == 0 else _text(lib, code)
+
+
+# What CUDA's own words for these do not say: 35 (insufficient driver) is also what it answers where there is none.
+_NO_DEVICE = {35: "no CUDA driver here, or one too old for the library's CUDA runtime", 100: "no CUDA device here"}
+
+
+def _text(lib: CDLL, code: int) -> str:
+    words = str(lib.eyas_cuda_error_text(code).decode())
+    return f"{_NO_DEVICE[code]} ({words})" if code in _NO_DEVICE else words
 
 
 def dtype_name(t: Tensor) -> str:
@@ -70,7 +79,7 @@ def run(name: str, *args: Any) -> None:
     code = getattr(library(), name)(*args)
     if code == 0:
         return
-    text = library().eyas_cuda_error_text(code).decode()
+    text = _text(library(), code)
     if code >= 1000:
         raise ArgumentError(name, "an argument the kernel cannot take", text)
     raise LaunchError(f"{name}: {text} (cudaError {code})")

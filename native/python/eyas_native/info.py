@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
-from eyas_native import _C
+from eyas_native import _C, cuda_core
 from eyas_native.errors import ArgumentError
 
 AVAILABLE = "available"
@@ -26,23 +24,20 @@ def _cpu_status() -> str:
 
 
 def _cuda_status() -> str:
-    library = Path(_C.__file__).with_name("libeyas_cuda.so")
+    library = cuda_core.library_path()
     if not library.exists():
         return str(_C.build_info()["cuda_reason"]) or f"{library} is missing"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        return f"no CUDA driver: {error}"
-    count = ctypes.c_int(0)
-    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    if code:
-        return f"the CUDA driver refuses with error {code}"
-    return AVAILABLE if count.value else "no CUDA device"
+    return cuda_core.status()
 
 
 def build_info() -> dict[str, Any]:
-    """version, git, compiler, cpu_abi, cuda_compiler, cuda_archs, cuda_reason, isas (best first), threads."""
-    return {**_C.build_info(), "isas": _C.isas().split(","), "threads": _C.threads()}
+    """version, git, compiler, cpu_abi, cuda_compiler, cuda_archs, cuda_reason, isas (best first), threads.
+
+    cuda_archs is a list as CMAKE_CUDA_ARCHITECTURES has it ("90-real", "120-virtual"), empty in a CPU-only build.
+    """
+    made = _C.build_info()
+    archs = made.pop("cuda_archs").split()
+    return {**made, "cuda_archs": archs, "isas": _C.isas().split(","), "threads": _C.threads()}
 
 
 def isa() -> str:
