@@ -26,6 +26,21 @@ names = inspect.getsource(attention.TritonAttnBackend)
 for name in ("num_draft_tokens", "req_to_token", "token_to_kv_pool", "use_mla", "_set_kv_buffer", "max_context_len",
              "is_draft_runner", "sliding_window_size", "dcp_size", "page_size"):
     assert f"self.{name}" in names or f"def {name}" in names, name
+
+import torch
+built = []
+attention.native.tree_build = lambda *lists, **options: built.append((lists, options))
+links = [torch.zeros(2, 3, dtype=torch.int64) for _ in range(3)]
+tree = [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int64), torch.tensor([5, 6]),
+        torch.zeros(2 * 3 * 3, dtype=torch.bool), torch.zeros(6, dtype=torch.int64), *links, 2, 2, 3, 1]
+attention.build_tree(*tree)
+assert built[-1][1]["words"] is None, "no backend, no words"
+attention.WORDS.reserve(4, 3, "cpu")
+attention.build_tree(*tree)
+assert len(built) == 2, "one launch a round"
+words, options = built[-1][1]["words"], built[-1][1]
+assert (words.data_ptr(), tuple(words.shape)) == (attention.WORDS.buffer.data_ptr(), (2, 3, 1))
+assert options["tree_mask"] is tree[3] and options["mask_mode"] == 1 and options["retrive_next_sibling"] is links[2]
 print("fits")
 """
 

@@ -1,8 +1,8 @@
 """`--attention-backend eyas`: SGLang verifies draft trees with eyas-native's CUDA kernels (GQA, and MLA absorbed).
 
 Prompts, plain decoding and the draft's own steps stay with SGLang's Triton backend, which this one extends: give
-`--speculative-draft-attention-backend triton` beside it. The tree is built by eyas-native too, once as SGLang wants it
-and once for the mask in 32-bit words; the words are what the attention reads, so no mask over the whole context is
+`--speculative-draft-attention-backend triton` beside it. The tree is built by eyas-native too: one launch writes what
+SGLang wants and the mask in 32-bit words, which is what the attention reads, so no mask over the whole context is
 looked at. Read in SGLang 0.5.16: `srt/layers/attention/triton_backend.py`, `srt/speculative/eagle_utils.py`.
 """
 
@@ -132,14 +132,12 @@ def require_servable(backend: Any, model_runner: Any) -> None:
 def build_tree(parent_list: Tensor, selected_index: Tensor, seq_lens: Tensor, tree_mask: Tensor, positions: Tensor,
                retrive_index: Tensor, retrive_next_token: Tensor, retrive_next_sibling: Tensor, topk: int, depth: int,
                num_nodes: int, mask_mode: int) -> None:
-    """SGLang's `build_tree_kernel_efficient`, and the same trees' masks into `WORDS`."""
-    links: dict[str, Any] = {
-        "positions": positions, "retrive_index": retrive_index, "retrive_next_token": retrive_next_token,
-        "retrive_next_sibling": retrive_next_sibling, "topk": topk, "depth": depth, "num_nodes": num_nodes}
-    lists = parent_list.long().contiguous(), selected_index.contiguous(), seq_lens.long()
-    native.tree_build(*lists, mask_mode=int(mask_mode), tree_mask=tree_mask, **links)
-    if WORDS.buffer is not None:
-        native.tree_build(*lists, mask_mode=native.MASK_WORDS, tree_mask=WORDS.buffer[:seq_lens.numel()], **links)
+    """SGLang's `build_tree_kernel_efficient`, which writes the same trees' masks into `WORDS` in the same launch."""
+    native.tree_build(
+        parent_list.long().contiguous(), selected_index.contiguous(), seq_lens.long(), topk=topk, depth=depth,
+        num_nodes=num_nodes, mask_mode=int(mask_mode), tree_mask=tree_mask, positions=positions,
+        retrive_index=retrive_index, retrive_next_token=retrive_next_token, retrive_next_sibling=retrive_next_sibling,
+        words=None if WORDS.buffer is None else WORDS.buffer[:seq_lens.numel()])
 
 
 def verify_tree(predicts: Tensor, accept_index: Tensor, accept_token_num: Tensor, candidates: Tensor,
