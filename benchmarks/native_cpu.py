@@ -7,13 +7,16 @@ gathered from the pool, as SGLang's torch backend does; its mask is made beforeh
 (enable_gqa, and KV heads expanded), the faster one counts. "in place" is SDPA alone, keys gathered and laid out for it
 beforehand: not the same work, shown to tell the kernel from the gather.
 Times are the least of several rounds in which both take turns, since other work on the machine only ever adds. With one
-thread they are that thread's processor time, which other work on the machine does not enter.
+thread they are that thread's processor time, which other work on the machine does not enter; with more (--threads, of
+both alike: they share one OpenMP) they are wall time, for a machine that does nothing else. The load before the run is
+recorded.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import time
 from collections.abc import Callable
@@ -108,8 +111,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    found = eyas_native.build_info()["threads"]
+    if found != options.threads:
+        raise SystemExit(f"--threads: eyas_native would use {found} threads, torch {options.threads}. Wanted: one "
+                         "OpenMP in the process, by this benchmark. Use a torch that loads the system's libgomp.")
+    load = round(os.getloadavg()[0], 2)
     rows = [measure(*case, dtype) for dtype in (torch.float32, torch.bfloat16) for case in cases()]
-    machine = {"processor": processor(), "threads": options.threads, "isa": eyas_native.isa()}
+    machine = {"processor": processor(), "threads": options.threads, "isa": eyas_native.isa(), "load_before": load}
     versions = {"eyas_native": eyas_native.build_info()["version"], "torch": torch.__version__}
     print(f"least ratio {min(float(str(row['faster'])) for row in rows):.2f} on {machine}, {versions}")
     if options.out:
