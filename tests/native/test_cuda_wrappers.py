@@ -124,8 +124,20 @@ def test_tensors_of_the_cpu_are_refused() -> None:
         cuda.tree_validate(FROM_MASK["tree_mask"], torch.zeros(1, 4, dtype=torch.uint8))
 
 
-def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = tmp_path / "libeyas_cuda.so"
-    monkeypatch.setenv("EYAS_CUDA_LIBRARY", str(missing))
-    with pytest.raises(OSError, match="libeyas_cuda"):
-        cuda_abi.load(cuda.library_path())
+def test_missing_library_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EYAS_CUDA_LIBRARY", str(tmp_path / "libeyas_cuda.so"))
+    monkeypatch.setattr(cuda_core, "library", cuda_core.library.__wrapped__)
+    with pytest.raises(OSError, match=r"libeyas_cuda.so: no such file \(.+\)\. Wanted: the CUDA library"):
+        cuda.attention_plan("mla", batch=1, max_tree=4, num_q_heads=8, num_kv_heads=1, max_seq_len=99)
+    assert "no such file" in cuda.status()
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
+        def __getattr__(self, name: str) -> object:
+            return lambda *arguments: b"CUDA's own words" if name == "eyas_cuda_error_text" else 35
+
+    monkeypatch.setattr(cuda_core, "library", Library)
+    assert cuda.status().startswith("no CUDA driver here")
+    with pytest.raises(cuda.LaunchError, match=r"attn_mla_plan: no CUDA driver.*own words.*cudaError 35"):
+        cuda.attention_plan("mla", batch=1, max_tree=4, num_q_heads=8, num_kv_heads=1, max_seq_len=99)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from eyas_native import _C
 from eyas_native import cuda_abi as abi
 from eyas_native.errors import ArgumentError
 
@@ -30,7 +31,19 @@ def library_path() -> Path:
 
 @cache
 def library() -> CDLL:
-    return abi.load(library_path())
+    """The library, loaded once.
+
+    Raises:
+        OSError: it is missing (with the build's reason), cannot be loaded, or speaks another version of the ABI.
+    """
+    path = library_path()
+    if not path.exists():
+        reason = _C.build_info()["cuda_reason"] or "it was removed, or EYAS_CUDA_LIBRARY names another place"
+        raise OSError(
+            f"{path}: no such file ({reason}). Wanted: the CUDA library, by eyas_native.cuda. Install a wheel +cu130, or build "
+            "with EYAS_CUDA=ON."
+        )
+    return abi.load(path)
 
 
 def status() -> str:
