@@ -10,6 +10,7 @@ if [ $# -eq 0 ]; then
   codes="-gencode arch=compute_120,code=compute_120"
 fi
 for arch in "$@"; do codes="$codes -gencode arch=compute_$arch,code=sm_$arch"; done
+if nvcc --help | grep -q -e --compress-mode; then codes="$codes --compress-mode=size"; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 find "$here/src/cuda" -name '*.cu' | xargs -P "${MAX_JOBS:-$(nproc)}" -I{} sh -c \

@@ -37,6 +37,9 @@ else()
   target_include_directories(eyas_cuda PUBLIC include PRIVATE src/cuda)
   target_compile_features(eyas_cuda PRIVATE cuda_std_17)
   target_compile_options(eyas_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo>)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0) # the default mode leaves a library of 157 MB
+    target_compile_options(eyas_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
+  endif()
   set_target_properties(eyas_cuda PROPERTIES
     CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden
     CUDA_ARCHITECTURES "${EYAS_CUDA_ARCHS}")
