@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import eyas_native
-from eyas_native import cuda, selftest_attention, selftest_cuda
+from eyas_native import __main__, cuda, selftest_attention, selftest_cuda, selftest_speed
 from eyas_native.driver import DeviceArray, Driver
 
 
@@ -118,8 +118,10 @@ def prepare(q: Any, *caches_out_index_lens: Any, **options: Any) -> Callable[[in
     v = HostView(caches[-1])
     v.shape = (*v.shape[:2], out.shape[2])  # MLA: the first 512 components of k
     n, one = options["max_tree"], selftest_attention.Memory
-    words = (ctypes.c_uint32 * n).from_address(options["mask"].address)
-    mask = one("B", (n * n,), [words[i] >> j & 1 for i in range(n) for j in range(n)])
+    mask = None  # causal
+    if "mask" in options:
+        words = (ctypes.c_uint32 * n).from_address(options["mask"].address)
+        mask = one("B", (n * n,), [words[i] >> j & 1 for i in range(n) for j in range(n)])
     return lambda stream: eyas_native.tree_attention(
         HostView(q), k, v, HostView(out), HostView(table), one("q", (1,)), HostView(lens), one("q", (1,), [n]),
         one("q", (1,)), scale=options["scale"], tree_mask=mask, lse=HostView(options["lse"]),
@@ -160,3 +162,38 @@ def test_attention_that_does_nothing_fails(on_host: None, monkeypatch: pytest.Mo
     monkeypatch.setattr(cuda, f"prepare_{kind}", lambda *arguments, **options: lambda stream: None)
     check = next(check for key, check in selftest_cuda.checks().items() if kind in key)
     assert check(HostDriver()).startswith("relative error nan")
+
+
+def test_the_report_of_a_machine_with_a_gpu(
+    on_host: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Timed(HostDriver):
+        def describe(self) -> dict[str, Any]:
+            return {"name": "a card", "capability": "12.0"}
+
+        def microseconds(self, launch: Callable[[], None], flush: DeviceArray, repeats: int = 15) -> float:
+            assert callable(launch)
+            return 12.34
+
+    checked = selftest_cuda.Check("cuda all", True, "equal to the CPU's")
+    plan = {"num_splits": 7, "workspace_bytes": 64}
+    monkeypatch.setattr(__main__, "Driver", Timed)
+    monkeypatch.setattr(__main__, "status", lambda: {"cpu": "available", "cuda": "available"})
+    monkeypatch.setattr(selftest_cuda, "run", lambda driver: [checked])
+    monkeypatch.setattr(cuda, "attention_plan", lambda *kind, **sizes: plan)
+    monkeypatch.setattr(selftest_speed, "_MIB", 1024)
+    found = __main__.report(("cuda",), speed=True)
+    assert found["passed"]
+    assert found["device"] == {"name": "a card", "capability": "12.0"}
+    assert found["checks"] == [vars(checked)]
+    assert list(found["plans"].values()) == [plan, plan]
+    assert [row["case"] for row in found["speed"]] == [
+        "copy-256MiB", "gqa64/8-d128-B1-L8192-T16", "gqa64/8-d128-B1-L32768-T16", "gqa64/8-d128-B1-L32768-T64",
+        "mla8-B1-L8192-T16", "mla64-B1-L8192-T16", "gather-3x7168-N512"]
+    gqa = found["speed"][1]
+    assert (gqa["us"], gqa["gbps"]) == (12.3, round(2 * 2 * 8192 * 8 * 128 / 12.34e-6 / 1e9))
+    monkeypatch.setattr("sys.argv", ["eyas_native", "selftest", "--backend", "cuda"])
+    assert __main__.main() == 0
+    text = capsys.readouterr().out
+    for part in ("capability: 12.0", "num_splits=7", "12.3 us", "1 of 1 checks passed"):
+        assert part in text
