@@ -74,7 +74,7 @@ def test_hidden_gather_equals_torch(out_dtype: torch.dtype, index_dtype: torch.d
     assert torch.equal(out, wanted)
 
 
-@pytest.mark.parametrize("norm", ["source", "whole"])
+@pytest.mark.parametrize("norm", ["per_source", "whole"])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_hidden_gather_with_norm(norm: str, dtype: torch.dtype) -> None:
     sources = [(torch.randn(20, 100) * 3 ** (i + 1)).to(dtype) for i in range(3)]
@@ -82,7 +82,7 @@ def test_hidden_gather_with_norm(norm: str, dtype: torch.dtype) -> None:
     out = torch.empty(20, 300)
     eyas_native.hidden_gather(sources, None, out, norm=norm, weight=weight, eps=1e-5)
     x = torch.stack([source.double() for source in sources], dim=1)
-    axes = (2,) if norm == "source" else (1, 2)
+    axes = (2,) if norm == "per_source" else (1, 2)
     x = x / (x.pow(2).mean(axes, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(out.double(), x.flatten(1) * weight.double(), rtol=1e-5, atol=1e-5)
 
@@ -90,7 +90,7 @@ def test_hidden_gather_with_norm(norm: str, dtype: torch.dtype) -> None:
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("norm", ["none", "source", "whole"])
+@pytest.mark.parametrize("norm", ["none", "per_source", "whole"])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_hidden_gather_with_residuals(dtype: torch.dtype, norm: str) -> None:
     """The sum is rounded as the dtype's own addition is; what follows is compared in float64."""
@@ -104,7 +104,7 @@ def test_hidden_gather_with_residuals(dtype: torch.dtype, norm: str) -> None:
         assert torch.equal(out, torch.cat(sums, dim=-1)[index])
         return
     x = torch.stack([one.double() for one in sums], dim=1)[index]
-    x = x / (x.pow(2).mean((2,) if norm == "source" else (1, 2), keepdim=True) + 1e-5).sqrt()
+    x = x / (x.pow(2).mean((2,) if norm == "per_source" else (1, 2), keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(out.double(), x.flatten(1) * weight.double(), rtol=1e-5, atol=1e-5)
 
 

@@ -17,22 +17,16 @@ from eyas_native.cuda_attention import (
     tree_attn_mla,
 )
 from eyas_native.cuda_core import LaunchError, library_path, status
-from eyas_native.cuda_memory import NORMS, hidden_gather, kv_move
-from eyas_native.cuda_tree import (
-    MASK_BITPACKED,
-    MASK_FULL,
-    MASK_QLEN_ONLY,
-    MASK_WORDS,
-    tree_build,
-    tree_from_mask,
-    tree_validate,
-)
+from eyas_native.cuda_memory import hidden_gather, kv_move
+from eyas_native.cuda_tree import tree_build, tree_from_mask, tree_validate
 from eyas_native.cuda_verify import accept_commit, verify_greedy, verify_rejection, verify_target_only
+from eyas_native.memory import NORMS
+from eyas_native.tree import MASK_BITS, MASK_FULL, MASK_TREE_ONLY, MASK_WORDS
 
 __all__ = [
-    "MASK_BITPACKED",
+    "MASK_BITS",
     "MASK_FULL",
-    "MASK_QLEN_ONLY",
+    "MASK_TREE_ONLY",
     "MASK_WORDS",
     "NORMS",
     "LaunchError",

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from eyas_native import cuda_abi as abi
 from eyas_native.cuda_core import DTYPE, MATH, Faults, Tensor, current_stream, dtype_name, pointer, run
-
-NORMS = {"none": 0, "per_source": 1, "whole": 2}
+from eyas_native.memory import NORMS
 
 
 def kv_move(

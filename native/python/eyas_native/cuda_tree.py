@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from eyas_native.cuda_core import Faults, Tensor, current_stream, pointer, run
 
-MASK_FULL, MASK_QLEN_ONLY, MASK_BITPACKED, MASK_WORDS = 0, 1, 2, 3
-
 
 def tree_build(
     parent_list: Tensor,

@@ -9,7 +9,7 @@ from eyas_native import _C
 from eyas_native.arrays import View, optional, target, view
 from eyas_native.errors import ArgumentError
 
-_NORMS = {"none": 0, "source": 1, "whole": 2}
+NORMS = {"none": 0, "per_source": 1, "whole": 2}
 
 
 def kv_write(k: Any, v: Any, k_buffer: Any, v_buffer: Any, loc: Any) -> None:
@@ -92,7 +92,7 @@ def hidden_gather(
         out: [T, K * H], float32, bfloat16, float16 or float8_e4m3fn, rows contiguous.
         residuals: None, or one per source, each [N, H] of the sources' dtype or None: added to its source first, the
             sum rounded to that dtype as an engine's own addition is.
-        norm: "none", "source" (RMSNorm of each source's row) or "whole" (one RMSNorm over K * H).
+        norm: "none", "per_source" (RMSNorm of each source's row) or "whole" (one RMSNorm over K * H).
         weight: [K * H] of the sources' dtype, with a norm.
         eps: of the norm.
         out_scale: an e4m3 result is divided by it and saturated.
@@ -101,15 +101,15 @@ def hidden_gather(
     Raises:
         ArgumentError: shapes, dtypes, strides, or an index outside the sources; then nothing has been written.
     """
-    if norm not in _NORMS:
-        raise ArgumentError("norm", repr(norm), "one of " + ", ".join(_NORMS), "Choose one of them.")
+    if norm not in NORMS:
+        raise ArgumentError("norm", repr(norm), "one of " + ", ".join(NORMS), "Choose one of them.")
     views = [view(source, f"sources[{i}]") for i, source in enumerate(sources)]
     _C.hidden_gather(
         views,
         [optional(residual, f"residuals[{i}]") for i, residual in enumerate(residuals or ())],
         optional(index, "index"),
         target(out, "out"),
-        _NORMS[norm],
+        NORMS[norm],
         optional(weight, "weight"),
         eps,
         out_scale,

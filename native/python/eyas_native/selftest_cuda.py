@@ -176,10 +176,10 @@ def _gather(driver: Driver) -> str:
     rng, rows, width = random.Random(2), 9, 72
     sources = [_halves(rng, rows, width) for _ in range(3)]
     weight, index = _halves(rng, 3 * width), Memory("i", (5,), [8, 0, 3, 3, 7])
-    for norm, cpu_norm in (("none", "none"), ("per_source", "source"), ("whole", "whole")):
+    for norm in cuda.NORMS:
         wanted, found = Memory("f", (5, 3 * width)), driver.empty("bfloat16", 5, 3 * width)
         weights = (None, None) if norm == "none" else (weight[0], driver.put("bfloat16", (3 * width,), weight[1]))
-        eyas_native.hidden_gather([source[0] for source in sources], index, wanted, norm=cpu_norm, weight=weights[0])
+        eyas_native.hidden_gather([source[0] for source in sources], index, wanted, norm=norm, weight=weights[0])
         cuda.hidden_gather([driver.put("bfloat16", (rows, width), source[1]) for source in sources],
                            put(driver, index), found, norm=norm, weight=weights[1], stream=0)  # fmt: skip
         error = relative_error(floats(driver, found), wanted.values)
