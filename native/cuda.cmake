@@ -1,6 +1,9 @@
 # libeyas_cuda.so from src/cuda/*.cu, beside the CPU library. EYAS_CUDA_REASON says why it is not built.
 file(GLOB eyas_cuda_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/*.cu)
 set(EYAS_CUDA_REASON "")
+if(SKBUILD AND DEFINED ENV{EYAS_WHEEL} AND NOT SKBUILD_PROJECT_VERSION_FULL MATCHES "\\+$ENV{EYAS_WHEEL}$")
+  message(FATAL_ERROR "EYAS_WHEEL is '$ENV{EYAS_WHEEL}', which pyproject.toml does not know. Wanted: cu130, or no EYAS_WHEEL.")
+endif()
 if(NOT EYAS_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "EYAS_CUDA is '${EYAS_CUDA}'. Wanted: AUTO, ON or OFF.")
 endif()
