@@ -37,14 +37,18 @@ def median_us(call: Callable[[], object]) -> float:
     return float(do_bench(call, warmup=20, rep=100, return_mode="median")) * 1e3
 
 
-def ceilings(build: Path) -> dict[str, float]:
-    """Best of several grids of ceilings.cu and torch's own kernels."""
+def build_ceilings(build: Path) -> ctypes.CDLL:
     library = build / "ceilings.so"
     source = Path(__file__).with_name("ceilings.cu")
     major, minor = torch.cuda.get_device_capability()
     options = ["-O3", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC"]
     subprocess.run(["nvcc", *options, str(source), "-o", str(library)], check=True)
-    lib, size = ctypes.CDLL(str(library)), 2**31
+    return ctypes.CDLL(str(library))
+
+
+def ceilings(lib: ctypes.CDLL) -> dict[str, float]:
+    """Best of several grids of ceilings.cu and torch's own kernels."""
+    size = 2**31
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     x = torch.empty(size // 4, device=DEVICE).normal_()
     y, sink = torch.empty_like(x), torch.zeros(4, dtype=torch.int32, device=DEVICE)
@@ -63,6 +67,31 @@ def ceilings(build: Path) -> dict[str, float]:
         "mma_tflops": max(b * sms * 8 * rounds * 16 * 4096 / us for b, us in mma) * 1e-6,
         "launch_us": median_us(lambda: sink.zero_()),
     }
+
+
+def floors(lib: ctypes.CDLL, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What reading (or copying) a case's bytes and nothing else takes, launch included."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    x, sink = torch.empty(2**28, device=DEVICE).normal_(), torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    y, p = torch.empty_like(x), (lambda t: ctypes.c_void_p(t.data_ptr()))
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+
+    def read(size: int, blocks: int) -> float:
+        return median_us(lambda: lib.read_all(p(x), ctypes.c_int64(size), p(sink), blocks * sms, stream))
+
+    def copy(size: int, blocks: int) -> float:
+        return median_us(lambda: lib.copy_all(p(x), p(y), ctypes.c_int64(size), blocks * sms, stream))
+
+    found: list[dict[str, Any]] = []
+    for row in (row for row in rows if row["impl"] == "eyas"):
+        if "kv_bytes" in row:
+            size = row["kv_bytes"]
+            floor = {"impl": "read_kernel", "us": min(read(size, b) for b in (1, 2, 4)), "kv_bytes": size}
+        else:
+            size = row["copy_bytes"]
+            floor = {"impl": "copy_kernel", "us": min(copy(size // 2, b) for b in (1, 2, 4)), "copy_bytes": size}
+        found.append({"case": row["case"], **floor})
+    return found
 
 
 def random_tree(nodes: int) -> torch.Tensor:
@@ -211,6 +240,13 @@ def baselines() -> tuple[Any, Any, dict[str, str]]:
     return extend, flashinfer, versions
 
 
+def lean_rows(case: Case) -> None:
+    """The lean kernels, which are not the default: they have not been checked on a GPU (docs/kernels.md)."""
+    case.eyas("eyas_lean", config=cuda.TileConfig(lean=True))
+    case.eyas("eyas_lean_overlap", config=cuda.TileConfig(lean=True, overlap=True))
+    case.eyas("eyas_lean_fp8_kv", e4m3=True, config=cuda.TileConfig(lean=True))
+
+
 def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
     extend, flashinfer, versions = baselines()
     small = cuda.TileConfig(smem_bytes=101376)
@@ -220,6 +256,7 @@ def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
         case.eyas()
         case.eyas("eyas_overlap", config=cuda.TileConfig(overlap=True))
         case.eyas("eyas_fp8_kv", e4m3=True)
+        lean_rows(case)
         if size[2] > 4:
             case.eyas("eyas_sm120_tiles", config=small)
             if extend:
@@ -235,6 +272,7 @@ def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
             case.eyas()
             case.eyas("eyas_overlap", config=cuda.TileConfig(overlap=True))
             case.eyas("eyas_fp8_kv", e4m3=True)
+            lean_rows(case)
             case.eyas("eyas_sm120_tiles", config=small)
             if extend:
                 case.sglang(extend)
@@ -277,14 +315,17 @@ def main() -> None:
     out = parser.parse_args().out
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as build:
-        top = ceilings(Path(build))
+        library = build_ceilings(Path(build))
+    top = ceilings(library)
     print(top, flush=True)
     attention, versions = attention_rows()
     rows = attention + gather_rows()
+    rows += floors(library, rows)
     for row in rows:
         if "kv_bytes" in row:
             row["fraction_of_read"] = row["kv_bytes"] / row["us"] * 1e-3 / top["read_gbps"]
-            row["fraction_of_mma"] = row["tflops"] / top["mma_tflops"]
+            if "tflops" in row:
+                row["fraction_of_mma"] = row["tflops"] / top["mma_tflops"]
         else:
             row["fraction_of_copy"] = row["copy_bytes"] / row["us"] * 1e-3 / top["copy_gbps"]
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

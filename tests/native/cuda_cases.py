@@ -47,12 +47,16 @@ def attention_reference(q, k, v, visible, scale):
     return torch.einsum("thl,lhd->thd", s.softmax(-1), v), s.logsumexp(-1)
 
 
-def random_config(rng: random.Random) -> cuda.TileConfig:
+def random_config(rng: random.Random, width: int) -> cuda.TileConfig:
+    """For keys of `width`; lean wherever there is such a kernel: width 128, and MLA where 64 rows fit."""
+    smem_bytes = rng.choice([0, 101376])
+    roomy = smem_bytes == 0 and torch.cuda.get_device_properties(0).shared_memory_per_block_optin >= 232448
     return cuda.TileConfig(
-        smem_bytes=rng.choice([0, 101376]),
+        smem_bytes=smem_bytes,
         num_splits=rng.choice([0, 0, 1, 2, 3, 7, 40]),
         stages=rng.choice([0, 0, 2]),
         overlap=rng.random() < 0.5,
+        lean=(width == 128 or (width == 576 and roomy)) and rng.random() < 0.5,
     )
 
 
@@ -137,7 +141,7 @@ def attention_case(rng: random.Random, mla: bool) -> str | None:
         "seq_lens_are_prefix": prefix_lens,
         "window": window,
         "k_scale": k_scale,
-        "config": random_config(rng),
+        "config": random_config(rng, dk),
         "workspace": torch.full((1 << 28,), 255, dtype=torch.uint8, device=DEVICE),
     }
     index = (torch.cat(order) if flat else table).to(DEVICE)
@@ -174,11 +178,11 @@ def graph_case(rng: random.Random) -> str | None:
     lens = torch.tensor([t, t], device=DEVICE)
     mask = torch.zeros(2, t, 1, dtype=torch.int32, device=DEVICE)
     space = torch.empty(1 << 26, dtype=torch.uint8, device=DEVICE)
+    options: cuda.Options = {"max_tree": t, "max_seq_len": top, "scale": 0.1, "mask": mask, "workspace": space}
+    options["config"] = cuda.TileConfig(overlap=rng.random() < 0.5, lean=rng.random() < 0.5)
 
     def launch() -> None:
-        cuda.tree_attn_gqa(
-            q, k, v, out, index, lens, max_tree=t, max_seq_len=top, scale=0.1, mask=mask, workspace=space
-        )
+        cuda.tree_attn_gqa(q, k, v, out, index, lens, **options)
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -202,7 +206,7 @@ def graph_case(rng: random.Random) -> str | None:
             ref, _ = attention_reference(q[b * t : b * t + t], k[slots], v[slots], visible, 0.1)
             error = ((out[b * t : b * t + t].double() - ref).norm() / ref.norm()).item()
             if not error < TOLERANCE["bfloat16"]:
-                return f"graph replay: error {error:.2e} at lengths {now}"
+                return f"graph replay: error {error:.2e} at lengths {now} {options['config']}"
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
 
 import torch
 from cuda_cases import attention_case, combine_case, graph_case
@@ -30,20 +31,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="at most, per kernel")
     parser.add_argument("--only", choices=list(KERNELS))
     args = parser.parse_args()
     failed = 0
     for name, (case, share) in KERNELS.items():
         if args.only not in (None, name):
             continue
-        faults, count = [], max(1, round(args.cases * share))
-        for i in range(count):
+        faults, done, until = [], 0, time.monotonic() + args.seconds
+        for i in range(max(1, round(args.cases * share))):
+            if time.monotonic() > until:
+                break
+            done += 1
             torch.manual_seed(args.seed * 100003 + i)
             fault = case(random.Random(args.seed * 100003 + i))
             if fault:
                 faults.append(f"  case {i}: {fault[:600]}")
         failed += len(faults)
-        print(f"{name}: {count - len(faults)} of {count} agree", *faults[:6], sep="\n", flush=True)
+        print(f"{name}: {done - len(faults)} of {done} agree", *faults[:6], sep="\n", flush=True)
     return 1 if failed else 0
 
 

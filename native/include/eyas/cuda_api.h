@@ -26,6 +26,10 @@ enum {
   EYAS_BAD_MODE = 1016, EYAS_BAD_TOPK = 1017,
 };
 
+/* flags of eyas_attn: let the combine kernel start early (programmatic dependent launch, 9.0+); use the kernels that spend fewer
+ * registers beside their accumulators, head_dim 128 or MLA's 64 rows only (not yet run for correctness on a GPU). */
+enum { EYAS_OVERLAP = 1, EYAS_LEAN = 2 };
+
 /* Attention of a draft tree's queries over a paged KV cache. B requests, T_b queries each, prefix always visible. */
 typedef struct {
   uint32_t struct_size;
@@ -57,7 +61,7 @@ typedef struct {
   float k_scale, v_scale;      /* of an e4m3 cache, else 1 */
   int32_t num_splits;          /* 0: chosen */
   int32_t groups, stages, row_tile, key_tile; /* tile configuration, 0: chosen for the device; see docs/kernels.md */
-  int32_t flags;               /* bit 0: let the combine kernel start early (programmatic dependent launch, 9.0+) */
+  int32_t flags;               /* EYAS_OVERLAP | EYAS_LEAN */
   void *workspace;
   uint64_t workspace_bytes;
   void *stream;

@@ -7,6 +7,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 from pathlib import Path
 
 BF16, FP16, E4M3 = 0, 1, 2
+OVERLAP, LEAN = 1, 2
 ABI_VERSION = 3
 
 

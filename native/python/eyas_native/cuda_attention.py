@@ -25,6 +25,8 @@ class TileConfig:
         stages: key tiles in flight per group, 2 or 3.
         num_splits: parts the keys are cut into.
         overlap: let the combining kernel start before the attention kernel has ended (9.0 and above).
+        lean: the kernels that spend fewer registers beside their accumulators; width 128, or MLA with 64 rows. Not yet run for
+            correctness on a GPU.
         sm_count, smem_bytes: plan as if for a device with these; 101376 forces the shared memory of SM120.
     """
 
@@ -34,8 +36,13 @@ class TileConfig:
     stages: int = 0
     num_splits: int = 0
     overlap: bool = False
+    lean: bool = False
     sm_count: int = 0
     smem_bytes: int = 0
+
+    @property
+    def flags(self) -> int:
+        return abi.OVERLAP * self.overlap | abi.LEAN * self.lean
 
 
 class Options(TypedDict, total=False):
@@ -182,7 +189,7 @@ def _prepare(
         window=o.get("window", 0),
         max_seq_len=o["max_seq_len"], scale=o["scale"], k_scale=o.get("k_scale", 1.0), v_scale=o.get("v_scale", 1.0),
         num_splits=c.num_splits, groups=c.groups, stages=c.stages, row_tile=c.row_tile, key_tile=c.key_tile,
-        flags=int(c.overlap),
+        flags=c.flags,
     )  # fmt: skip
     run(f"eyas_{kernel}_plan", ctypes.byref(a), c.sm_count, c.smem_bytes)
     a.workspace, a.workspace_bytes = pointer(workspace), 0 if workspace is None else workspace.shape[0]
@@ -208,7 +215,7 @@ def attention_plan(
         head_dim=head_dim,
         batch=batch, max_tree=max_tree, num_q_heads=num_q_heads, num_kv_heads=num_kv_heads, window=window,
         max_seq_len=max_seq_len, num_splits=c.num_splits, groups=c.groups, stages=c.stages, row_tile=c.row_tile,
-        key_tile=c.key_tile,
+        key_tile=c.key_tile, flags=c.flags,
     )  # fmt: skip
     run(f"eyas_tree_attn_{kind}_plan", ctypes.byref(a), c.sm_count, c.smem_bytes)
     chosen = ("num_splits", "groups", "stages", "row_tile", "key_tile", "workspace_bytes")

@@ -47,6 +47,18 @@ __device__ __forceinline__ Span split_span(const eyas_attn &a, const Request &r,
   return s;
 }
 
+// The lean kernels' cut: as even as whole tiles allow, with a tile for every group at least.
+__device__ __forceinline__ Span even_span(const eyas_attn &a, const Request &r, int tile, int split) {
+  const int begin = a.window > 0 ? max(0, r.prefix - a.window + 1) / tile : 0;
+  const int tiles = (r.kv_len + tile - 1) / tile - begin;
+  Span s;
+  s.active = max(1, min(a.num_splits, tiles / a.groups));
+  const int per = tiles / s.active, even = s.active - tiles % s.active;  // the splits from `even` on have a tile more
+  s.first = begin + split * per + max(0, split - even);
+  s.count = split < s.active ? per + (split >= even) : 0;
+  return s;
+}
+
 // Where token `pos` is in a request's index, and its element offset in the caches once that entry is there. Two steps, so that
 // the entry can be loaded long before it is used.
 __device__ __forceinline__ int index_entry(const eyas_attn &a, int pos) { return a.page_size == 1 ? pos : pos / a.page_size; }

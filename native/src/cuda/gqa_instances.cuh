@@ -1,6 +1,7 @@
 // Table of the GQA kernel's instances for one head dimension.
 #pragma once
 #include "gqa_kernel.cuh"
+#include "lean_gqa_kernel.cuh"
 #include "tiles.cuh"
 #include "tree_attn_gqa.h"
 
@@ -9,14 +10,18 @@ namespace eyas {
 template <class T, bool E4M3, class Tile> int launch_gqa(const AttnParams &p, dim3 grid, int threads, int smem) {
   return launch_attention(gqa_kernel<T, E4M3, Tile>, grid, threads, smem, p);
 }
-template <class T, bool E4M3, class Tile> constexpr GqaShape gqa_shape() {
-  return {Tile::BM, Tile::BN, Tile::GT, Tile::smem_bytes, launch_gqa<T, E4M3, Tile>};
+template <class T, bool E4M3, class Tile> int launch_lean(const AttnParams &p, dim3 grid, int threads, int smem) {
+  return launch_attention(lean_gqa_kernel<T, E4M3, Tile>, grid, threads, smem, p);
+}
+template <class T, bool E4M3, bool LEAN, class Tile> constexpr GqaShape gqa_shape() {
+  if constexpr (LEAN) return {Tile::BM, Tile::BN, Tile::GT, Tile::smem_bytes, launch_lean<T, E4M3, Tile>};
+  else return {Tile::BM, Tile::BN, Tile::GT, Tile::smem_bytes, launch_gqa<T, E4M3, Tile>};
 }
 
 // Tiles: a template over the cache type with a static `make<T, E4M3>(count)` that returns its table.
-template <template <bool> class... Tiles> struct GqaTable {
+template <bool LEAN, template <bool> class... Tiles> struct ShapeTable {
   template <class T, bool E4M3> static const GqaShape *make(int *count) {
-    static constexpr GqaShape shapes[] = {gqa_shape<T, E4M3, Tiles<E4M3>>()...};
+    static constexpr GqaShape shapes[] = {gqa_shape<T, E4M3, LEAN, Tiles<E4M3>>()...};
     *count = sizeof...(Tiles);
     return shapes;
   }
@@ -25,5 +30,7 @@ template <template <bool> class... Tiles> struct GqaTable {
     return kv_dtype == EYAS_E4M3 ? make<Fp16, true>(count) : make<Fp16, false>(count);
   }
 };
+template <template <bool> class... Tiles> using GqaTable = ShapeTable<false, Tiles...>;
+template <template <bool> class... Tiles> using LeanTable = ShapeTable<true, Tiles...>;
 
 }  // namespace eyas

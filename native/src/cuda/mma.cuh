@@ -84,6 +84,37 @@ template <> struct Math<Fp16> {
   }
 };
 
+// Math of the lean kernels: e4m3 caches are widened to fp16, the only type the hardware widens them to.
+template <class T, bool E4M3> struct MathOver { using Type = Math<T>; };
+template <class T> struct MathOver<T, true> { using Type = Math<Fp16>; };
+
+// Four e4m3 values as fp16: bytes 0 and 1 to `lo`, 2 and 3 to `hi`. Exact.
+__device__ __forceinline__ void widen(uint32_t &lo, uint32_t &hi, uint32_t v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm("{.reg .b16 a, b;\n mov.b32 {a, b}, %2;\n cvt.rn.f16x2.e4m3x2 %0, a;\n cvt.rn.f16x2.e4m3x2 %1, b;}\n" : "=r"(lo), "=r"(hi) : "r"(v));
+#else
+  // Exponent and mantissa keep their bits, the bias difference (15 - 7) is one multiplication by 2^8, which also normalises
+  // e4m3's subnormals.
+  const uint32_t x = __byte_perm(v, 0, 0x1404), y = __byte_perm(v, 0, 0x3424);
+  asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(lo) : "r"((x & 0x80008000u) | ((x >> 1) & 0x3f803f80u)), "r"(0x5c005c00u), "r"(0x80008000u));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(hi) : "r"((y & 0x80008000u) | ((y >> 1) & 0x3f803f80u)), "r"(0x5c005c00u), "r"(0x80008000u));
+#endif
+}
+// Two keys' pairs of values (as ldmatrix.trans delivers bytes): the keys' first values to `even`, their second ones to `odd`.
+__device__ __forceinline__ void widen_pairs(uint32_t &even, uint32_t &odd, uint32_t v) { widen(even, odd, __byte_perm(v, 0, 0x3120)); }
+
+// 16 components of a query (x, then y) as fp16 in the order in which widen() delivers a key's: pairs 0, 2, 4, 6, then 1, 3, 5, 7.
+template <class T> __device__ __forceinline__ void order_as_widened(uint4 &x, uint4 &y) {
+  uint32_t w[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 f = Math<T>::unpack(w[i]);
+    w[i] = Math<Fp16>::pack(f.x, f.y);
+  }
+  x = make_uint4(w[0], w[2], w[4], w[6]);
+  y = make_uint4(w[1], w[3], w[5], w[7]);
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(r) : "f"(x));

@@ -9,10 +9,12 @@
 
 namespace eyas {
 
-// QR: 16-component steps per warp of the queries that live in registers instead of shared memory.
-template <bool E4M3, int R_, int TS_, int KS_, int TW_, int QR_> struct MlaTile {
+// QR: 16-component steps per warp of the queries that live in registers instead of shared memory. LEAN (two row groups): the
+// queries are copied asynchronously, e4m3 is widened to fp16, and the second row group runs a phase behind (walk_apart).
+template <bool E4M3, int R_, int TS_, int KS_, int TW_, int QR_, bool LEAN_ = false> struct MlaTile {
   static constexpr int DK = 576, DV = 512;
   static constexpr int R = R_, TS = TS_, KS = KS_, TW = TW_, QR = QR_;
+  static constexpr bool LEAN = LEAN_;
   static constexpr int BM = R * 32, BN = TS * TW, THREADS = R * 128;
   static constexpr int NT = TW / 8, UNITS = 2 * NT / KS;        // 8-key tiles per warp; 16x8 score tiles a warp finishes
   static constexpr int STEPS = DK / 16 / KS, QSTEPS = STEPS - QR;
@@ -29,12 +31,12 @@ template <bool E4M3, int R_, int TS_, int KS_, int TW_, int QR_> struct MlaTile 
   static constexpr int Q_BYTES = BM * QCHUNKS * 16, P_BYTES = IN_PLACE ? 0 : BM * BN * 2;
   static constexpr int STAT_BYTES = BM * 4 * (1 + 4) + 16;      // reference, 4 per-warp statistics, flags
   static constexpr int smem_bytes(int stages) { return Q_BYTES + P_BYTES + X_BYTES + STAT_BYTES + stages * (STAGE + BN * 8); }
-  static_assert(TS * KS == 4 && UNITS <= NT && (!E4M3 || (TW == 32 && QR == 0)));
+  static_assert(TS * KS == 4 && UNITS <= NT && (!E4M3 || (TW == 32 && QR == 0)) && (!LEAN || R == 2));
 };
 
 template <class T, bool E4M3, class Tile> struct MlaBlock {
   static constexpr int NT = Tile::NT, UNITS = Tile::UNITS, BN = Tile::BN, TW = Tile::TW;
-  using M = Math<T>;
+  using M = typename MathOver<T, E4M3 && Tile::LEAN>::Type;
 
   const AttnParams &p;
   const eyas_attn &a;
@@ -67,6 +69,13 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
       const int row = i / kSteps, s = i % kSteps, g = row0 + row, column = (Tile::KS * Tile::QR + s) * 16;
       const uint16_t *src = (const uint16_t *)a.q + (int64_t)(r.first_query + g / a.num_q_heads) * a.q_stride_token +
                             (int64_t)(g % a.num_q_heads) * a.q_stride_head + column;
+      if (Tile::LEAN) {
+        const int bytes = g < rows ? 16 : 0;
+        src = bytes ? src : (const uint16_t *)a.q;
+        copy16(smem_address(smem + Tile::QueryRows::offset(row, 2 * s)), src, bytes);
+        copy16(smem_address(smem + Tile::QueryRows::offset(row, 2 * s + 1)), src + 8, bytes);
+        continue;
+      }
       uint4 x = make_uint4(0, 0, 0, 0), y = x;
       if (g < rows) x = ((const uint4 *)src)[0], y = ((const uint4 *)src)[1];
       if (E4M3) {  // the order in which from_e4m3 delivers a key's 16 components
@@ -89,6 +98,14 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
                                 (int64_t)(g % a.num_q_heads) * a.q_stride_head + column;
           qr[mi][s][i] = g < rows ? *(const uint32_t *)src : 0;
         }
+  }
+
+  // What this thread copied, once it is there, to the order in which widen() delivers keys.
+  __device__ __forceinline__ void reorder_queries(char *smem) {
+    constexpr int kSteps = Tile::KS * Tile::QSTEPS;
+    for (int i = threadIdx.x; i < Tile::BM * kSteps; i += Tile::THREADS)
+      order_as_widened<T>(*(uint4 *)(smem + Tile::QueryRows::offset(i / kSteps, 2 * (i % kSteps))),
+                          *(uint4 *)(smem + Tile::QueryRows::offset(i / kSteps, 2 * (i % kSteps) + 1)));
   }
 
   __device__ __forceinline__ void query(uint32_t (&to)[2][4], int step) const {
@@ -136,7 +153,9 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
         ldmatrix4(kb, Tile::KeyRows::along(at, Tile::KS * step));
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          const uint32_t b0 = M::from_e4m3(kb[n] << 8), b1 = M::from_e4m3(kb[n]);
+          uint32_t b0, b1;
+          if (Tile::LEAN) widen(b0, b1, kb[n]);
+          else b0 = M::from_e4m3(kb[n] << 8), b1 = M::from_e4m3(kb[n]);
 #pragma unroll
           for (int mi = 0; mi < 2; ++mi) M::mma(s[mi][n], qa[mi], b0, b1);
         }
@@ -259,7 +278,7 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
   }
 
   __device__ __forceinline__ void add_values(uint32_t base) {
-#pragma unroll 1
+#pragma unroll (Tile::LEAN ? 2 : 1)
     for (int tok = 0; tok < BN; tok += 16) {
       const uint32_t at = base + tok * Tile::ROW + value_lane;
       uint32_t pa[2][4];
@@ -280,8 +299,14 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
         } else {
 #pragma unroll
           for (int x = 0; x < 2; ++x) {
-            const uint32_t even0 = M::from_e4m3(vb[2 * x] << 8), even1 = M::from_e4m3(vb[2 * x + 1] << 8);
-            const uint32_t odd0 = M::from_e4m3(vb[2 * x]), odd1 = M::from_e4m3(vb[2 * x + 1]);
+            uint32_t even0, even1, odd0, odd1;
+            if (Tile::LEAN) {
+              widen_pairs(even0, odd0, vb[2 * x]);
+              widen_pairs(even1, odd1, vb[2 * x + 1]);
+            } else {
+              even0 = M::from_e4m3(vb[2 * x] << 8), even1 = M::from_e4m3(vb[2 * x + 1] << 8);
+              odd0 = M::from_e4m3(vb[2 * x]), odd1 = M::from_e4m3(vb[2 * x + 1]);
+            }
 #pragma unroll
             for (int mi = 0; mi < 2; ++mi) {
               M::mma(o[mi][2 * (2 * j + x)], pa[mi], even0, even1);
@@ -325,6 +350,55 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
       ahead = stage;
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
+  }
+
+  // As walk(), but the second row group runs a phase behind: it adds tile i - 1's values while the first one scores tile i, then
+  // scores tile i while the first one softens. So one group's exchanges and exponentials pass under the other's products.
+  __device__ __forceinline__ void walk_apart(const Span &span, int stages, char *smem) {
+    const bool late = rows4 == 1;
+    int stage = 0, ahead = stages - 1;
+#pragma unroll 1
+    for (int i = 0; i < stages - 1; ++i) {
+      if (i < span.count) issue(i);
+      copy_commit();
+    }
+    if (E4M3) {
+      if (stages == 2) copy_wait<1>();
+      else copy_wait<2>();
+      reorder_queries(smem);
+    }
+#pragma unroll 1
+    for (int i = 0; i < span.count; ++i) {
+      copy_wait_oldest(stages);
+      __syncthreads();
+      const int key = (span.first + i) * BN, later = key + stages * BN + threadIdx.x;  // the entry is used after the tile's work
+      const bool more = threadIdx.x < BN && i + stages < span.count;
+      const int entry = more && later < kv_len ? index[index_entry(a, later)] : 0;
+      const uint32_t base = stage_smem + stage * Tile::STAGE;
+      {
+        float own[UNITS][4];
+        {
+          float s[2][NT][4];
+          if (late) {
+            if (i > 0) add_values(stage_smem + ahead * Tile::STAGE);
+          } else {
+            partial_scores(s, base);
+          }
+          __syncthreads();  // the stage of tile i - 1 is free
+          if (i + stages - 1 < span.count) issue(ahead);
+          copy_commit();
+          if (late) partial_scores(s, base);
+          exchange_scores(s, own);
+        }
+        if (key + BN > mask_from || key < mask_below) apply_mask(own, key);
+        soften(own);
+      }
+      if (!late) add_values(base);
+      if (more) ring[stage * BN + threadIdx.x] = ring_entry(entry, later);
+      ahead = stage;
+      stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+    if (late) add_values(stage_smem + ahead * Tile::STAGE);
   }
 };
 
