@@ -71,7 +71,7 @@ __device__ __forceinline__ int64_t token_offset(const eyas_attn &a, int entry, i
 __device__ __forceinline__ void prefetch_index(const eyas_attn &a, const int32_t *index, int first, int end) {
   const int32_t *stop = index + index_entry(a, end - 1) + 1;
   for (const int32_t *at = index + index_entry(a, first) + 32 * threadIdx.x; at < stop; at += 32 * blockDim.x)
-    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(at));
+    prefetch_line(at);
 }
 
 __device__ __forceinline__ const int32_t *request_index(const eyas_attn &a, int b) {

@@ -45,8 +45,7 @@ template <bool E4M3, int D_, int MI_, int WR_, int BN_, int QREG_, int EARLY_ = 
 template <class Tile> struct Place {
   int group, gtid, warp, lane;
   __device__ __forceinline__ Place() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    const int thread = thread_again();
     group = thread / Tile::GT;
     gtid = thread % Tile::GT;
     warp = gtid / 32;

@@ -218,7 +218,7 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
         sum[h] += x + y;
         const int chunk = (Tile::IN_PLACE ? 0 : ts * (TW / 8)) + n0 + j;
         const uint32_t at = block + Tile::WeightRows::offset(row, chunk) + 4 * (lane & 3);
-        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(at), "r"(M::pack(x, y)) : "memory");
+        store_shared(at, M::pack(x, y));
       }
     }
   }
