@@ -50,7 +50,8 @@ def attention_reference(q, k, v, visible, scale):
 def random_config(rng: random.Random, width: int) -> cuda.TileConfig:
     """For keys of `width`; lean wherever there is such a kernel: width 128, and MLA where 64 rows fit."""
     smem_bytes = rng.choice([0, 101376])
-    roomy = smem_bytes == 0 and torch.cuda.get_device_properties(0).shared_memory_per_multiprocessor >= 233472
+    chip = torch.cuda.get_device_properties(0)
+    roomy = smem_bytes == 0 and chip.shared_memory_per_multiprocessor >= 233472
     return cuda.TileConfig(
         smem_bytes=smem_bytes,
         num_splits=rng.choice([0, 0, 1, 2, 3, 7, 40]),
