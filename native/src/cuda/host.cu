@@ -65,7 +65,7 @@ const char *eyas_cuda_error_text(int code) {
     case EYAS_BAD_ALIGN: return "q, out, k, v, sources: pointers must be 16-byte aligned";
     case EYAS_BAD_STRIDE: return "strides: rows must start at 16-byte boundaries and not overlap";
     case EYAS_BAD_WORKSPACE: return "workspace: missing, misaligned or smaller than the plan's workspace_bytes";
-    case EYAS_BAD_CONFIG: return "num_splits, groups, stages, row_tile, key_tile: not a configuration that fits this device";
+    case EYAS_BAD_CONFIG: return "num_splits, groups, stages, row_tile, key_tile, EYAS_LEAN: not a configuration that fits this device";
     case EYAS_BAD_BATCH: return "batch: 1 to 65535";
     case EYAS_BAD_SCALE: return "scale, k_scale, v_scale, out_scale, eps: must be positive";
     case EYAS_BAD_POINTER: return "a required pointer is null";
