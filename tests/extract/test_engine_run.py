@@ -15,12 +15,12 @@ import torch
 
 import tiny
 from eyas_contract import ContractMismatch, EngineFailure, InvalidInput, Manifest
+from eyas_contract.ports import free_port
 from eyas_contract.safetensors_header import read_header
 from eyas_extract import engine_run
 from eyas_extract.check import check, read_tensor
 from eyas_extract.cli import main
 from eyas_extract.config import RepairConfig, RunConfig
-from eyas_extract.engine_process import free_port
 from eyas_extract.inside.sink import Piece
 from eyas_extract.repair import repair
 from eyas_extract.run import run

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.keeper import kill_session
+from eyas_contract.ports import free_port
 from eyas_extract.protocol import READY, REFUSED, CaptureSettings
 from eyas_extract.server import Server
 
@@ -193,10 +193,3 @@ def find_interpreter(settings: EngineSettings) -> tuple[Path, str]:
         raise EngineFailure(where, f"{', '.join(missing)} not installed there", "sglang with the capture plug-in, and "
                             "on a CPU eyas-serve, which makes SGLang run there", choose)
     return python, str(found["sglang"])
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,6 +8,7 @@ import socket
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.contract import FILE_NAME
 from eyas_contract.engines import ServerFlags, check, render, verdict
+from eyas_contract.ports import free_port
 from eyas_serve.config import ServeConfig
 from eyas_serve.flags import engine_arguments
 
@@ -46,14 +47,17 @@ def choose_port(host: str, port: int) -> int:
     """The port, if nothing listens there; for 0 a free one.
 
     Raises:
-        EngineFailure: it is taken, perhaps by a server left over that would be measured in place of the new one.
+        EngineFailure: none is free, or it is taken, perhaps by a server left over that would be measured in place of
+            the new one.
     """
+    if not port:
+        return free_port(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed server's TIME_WAIT is no server
         try:
             probe.bind((host, port))
-            return int(probe.getsockname()[1])
+            return port
         except OSError as error:
             raise EngineFailure(f"{host}:{port}", f"cannot be listened on ({error.strerror})",
                                 "a free port, by eyas-serve launch",
