@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,8 @@ from leftovers import orphans
 
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import ServeConfig, Server
+from eyas_serve import client as client_module
+from eyas_serve.client import Client
 
 Scenario = Callable[..., ServeConfig]
 
@@ -127,6 +130,18 @@ def signal_launch(name: str, number: signal.Signals, folder: Path, python: Path)
     os.kill(process.pid, number)
     process.communicate(timeout=30)
     return process.returncode, time.monotonic() - start, len(orphans(str(folder)))
+
+
+def test_closing_does_not_wait_for_a_lock_that_a_signal_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, lock = Client("http://127.0.0.1:9"), threading.Lock()
+    monkeypatch.setattr(client_module, "CLOSING", 0.1)
+    with lock, monkeypatch.context() as patched:
+        patched.setattr(client._http, "close", lambda: lock.acquire() and lock.release())
+        start = time.monotonic()
+        client.close()
+        assert 0.1 <= time.monotonic() - start < 2
+    client.close()
+    assert client._http.is_closed
 
 
 SIGNALS = [(name, number, code) for name in ("stall", "stubborn") for number, code in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 
 from eyas_contract import EngineFailure
 
+CLOSING = 3.0  # seconds for the connections to close
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")  # newest name first
 
 
@@ -44,8 +46,14 @@ class Client:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None)
 
     def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        """Close the connections.
+
+        A signal's exception can strike a request within the pool's lock, which is then never given back: closing waits
+        for it in a thread of its own, and not for ever, so that a launcher told to end does end.
+        """
+        closing = threading.Thread(target=self._http.close, daemon=True)
+        closing.start()
+        closing.join(CLOSING)
 
     def healthy(self) -> bool:
         """Whether the server answers its health check now."""
