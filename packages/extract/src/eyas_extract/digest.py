@@ -15,12 +15,12 @@ BLOCK = 1 << 20  # bytes at a time: they stay in a core's own cache
 HASHERS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3_128": xxhash.xxh3_128}
 
 
-def digest_of(file: int, info: TensorInfo, kind: str = "xxh3_128") -> str:
-    """Digest (hex) of a tensor's bytes in an open file.
+def digest_of(file: int, info: TensorInfo) -> str:
+    """XXH3-128 (hex) of a tensor's bytes in an open file.
 
     Read into one small buffer: a map of the file would cost a fault for every few pages.
     """
-    hasher, start = HASHERS[kind](), info.start
+    hasher, start = xxhash.xxh3_128(), info.start
     buffer = memoryview(bytearray(min(BLOCK, info.end - start)))
     while start < info.end:
         done = os.preadv(file, [buffer[:info.end - start]], start)
@@ -28,7 +28,7 @@ def digest_of(file: int, info: TensorInfo, kind: str = "xxh3_128") -> str:
             break  # cut meanwhile: the digest will not be the one wanted
         hasher.update(buffer[:done])
         start += done
-    return str(hasher.hexdigest())
+    return hasher.hexdigest()
 
 
 def record_of(file: int, info: TensorInfo) -> TensorRecord:

@@ -109,4 +109,3 @@ def small_tensors(samples: Sequence[Sample]) -> dict[str, np.ndarray[Any, Any]]:
     ids, masks = b"".join(s.input_ids.tobytes() for s in samples), b"".join(s.loss_mask for s in samples)
     return {"input_ids": np.frombuffer(ids, np.int32), "loss_mask": np.frombuffer(masks, np.uint8),
             "sample_offsets": np.array([0, *accumulate(len(s.input_ids) for s in samples)], np.int64)}
-
