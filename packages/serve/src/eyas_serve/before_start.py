@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.contract import FILE_NAME
 from eyas_contract.engines import ServerFlags, check, render, verdict
-from eyas_contract.ports import free_port
+from eyas_contract.ports import free_port, try_port
 from eyas_serve.config import ServeConfig
 from eyas_serve.flags import engine_arguments
 
@@ -52,16 +51,12 @@ def choose_port(host: str, port: int) -> int:
     """
     if not port:
         return free_port(host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed server's TIME_WAIT is no server
-        try:
-            probe.bind((host, port))
-            return port
-        except OSError as error:
-            raise EngineFailure(f"{host}:{port}", f"cannot be listened on ({error.strerror})",
-                                "a free port, by eyas-serve launch",
-                                "Stop what runs there (a server left over?) or choose another --port.") from error
+    try:
+        return try_port(host, port)
+    except OSError as error:
+        raise EngineFailure(f"{host}:{port}", f"cannot be listened on ({error.strerror})",
+                            "a free port, by eyas-serve launch",
+                            "Stop what runs there (a server left over?) or choose another --port.") from error
 
 
 def cores() -> list[int]:
