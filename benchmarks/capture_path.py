@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -213,4 +214,4 @@ def engines(options: argparse.Namespace, work: Path, stack: ExitStack, wanted: d
 def rows_of(answers: Path, count: int) -> list[str]:
     """The first lines of a JSONL file, compressed or not."""
     with lzma.open(answers, "rt") if answers.suffix == ".xz" else answers.open(encoding="utf-8") as source:
-        return [line for line, _ in zip(source, range(count), strict=False)]
+        return list(islice(source, count))

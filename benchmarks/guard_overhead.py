@@ -202,7 +202,7 @@ def main() -> None:
     """Measure and say the ratio."""
     options = parse()
     result = run(options)
-    within = "".join(f" [{low:.4f}, {high:.4f}]" for low, high in filter(None, [result["interval"]]))
+    within = " [{:.4f}, {:.4f}]".format(*result["interval"]) if result["interval"] else ""
     print(f"tokens/s with guard and metrics over without: {result['ratio']:.4f}{within}, "
           f"{result['pairs']} pairs; at most {GOAL:.0%} cost: {result[f'costs_at_most_{GOAL:.0%}']}\n{options.out}")
 

@@ -67,8 +67,6 @@ def tree_build(
             f"tree_mask has {tree_mask.numel()} entries, wanted at least {batch * n * n}",
         )
     f.contiguous(parent_list=parent_list, selected_index=selected_index, tree_mask=tree_mask, words=words)
-    f.contiguous(retrive_index=retrive_index, retrive_next_token=retrive_next_token)
-    f.contiguous(retrive_next_sibling=retrive_next_sibling)
     f.check()
     run(
         "eyas_tree_build",
@@ -120,9 +118,6 @@ def tree_from_mask(
     if invalid is not None:
         f.tensor("invalid", invalid, ("int32",), (batch,))
     f.check()
-    f.contiguous(retrive_index=retrive_index, retrive_next_token=retrive_next_token)
-    f.contiguous(retrive_next_sibling=retrive_next_sibling)
-    f.check()
     run(
         "eyas_tree_from_mask",
         pointer(tree_mask),
@@ -171,4 +166,5 @@ def _links(f: Faults, batch: int, n: int, positions: Tensor, index: Tensor, chil
     f.tensor("positions", positions, ("int64",), (batch * n,))
     names = ("retrive_index", "retrive_next_token", "retrive_next_sibling")
     for name, t in zip(names, (index, child, sibling), strict=True):
-        f.tensor(name, t, ("int64",), (batch, n))
+        if f.tensor(name, t, ("int64",), (batch, n)):
+            f.contiguous(**{name: t})
