@@ -142,7 +142,9 @@ def extract(bench: Bench, report: Report) -> None:
     """GSM8K answers -> bench.work/store."""
     with lzma.open(bench.args.answers, "rt", encoding="utf-8") as source:
         answered = [json.loads(line) for line in islice(source, bench.scale.answers)]
-    rows: list[Row] = [(row["id"], row["input_ids"], row["output_ids"]) for row in answered]
+    renderer = Renderer(bench.target)
+    rows: list[Row] = [(row["id"], list(renderer.encode(row["messages"][:-1])), row["messages"][-1]["output_ids"])
+                       for row in answered]
     report.add(**write_store(bench.work / "store", bench.target, rows, bench.args.device))
 
 
@@ -330,7 +332,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", default=["extract", "train", "serve", "kimi"], metavar="PART")
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True, help="folder of eval_*.jsonl and train_gsm8k.jsonl")
-    parser.add_argument("--answers", type=Path, required=True, help="JSONL.xz of id, input_ids, output_ids")
+    parser.add_argument("--answers", type=Path, required=True, help="JSONL.xz as `eyas-extract regenerate` writes it")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/eyas_train"))
     parser.add_argument("--device", default="cuda")
