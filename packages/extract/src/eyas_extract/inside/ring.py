@@ -32,6 +32,8 @@ from eyas_extract.inside.sink import Piece, runs
 from eyas_extract.inside.slots import Layout
 from eyas_extract.protocol import Captor, CaptureSettings
 
+PORTABLE = 1  # of cudaHostRegister: memory that others allocated is locked for every device of this process
+
 
 class Slot:
     """One slot. `device` is where states are gathered, `host` the shared memory; one and the same on a CPU.
@@ -100,13 +102,14 @@ class Ring:
                       for number in range(layout.slots)]
         self.free = [*self.slots]
         self.copies: Any = None
-        self.full: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        self.full: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._start(layout, handle, settings)
         os.close(handle)
         if kind != "cpu":
             self.copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            _pin(self.slots[0].host["aux_hidden_states"].data_ptr(), len(self.memory))
-            threading.Thread(target=self._send_all, name="eyas-sender", daemon=True).start()
+            _cuda("cudaHostRegister", self._address(), len(self.memory), PORTABLE)
+            self.sender = threading.Thread(target=self._send_all, name="eyas-sender", daemon=True)
+            self.sender.start()
 
     def _start(self, layout: Layout, handle: int, settings: CaptureSettings) -> None:
         """The writer process; it ends with this one, whose end of the socket closes then."""
@@ -119,8 +122,16 @@ class Ring:
                 pass_fds=(handle, theirs.fileno()))
         self.socket = Connection(ours.detach())
 
+    def _address(self) -> int:
+        return self.slots[0].host["aux_hidden_states"].data_ptr()
+
     def close(self) -> None:
         """End the writer, its work done."""
+        if self.copies is not None:
+            self.full.put(None)
+            self.sender.join()
+            # Unmapped while it is locked, its addresses could never be locked again.
+            _cuda("cudaHostUnregister", self._address())
         self.socket.close()
         self.writer.wait()
 
@@ -192,8 +203,7 @@ class Ring:
 
     def _send_all(self) -> None:
         """Tell the writer of each slot whose copy is done; where it is gone, the next batch finds that out."""
-        while True:
-            slot = self.full.get()
+        while (slot := self.full.get()) is not None:
             slot.done.synchronize()
             try:
                 self._send(slot)
@@ -211,7 +221,6 @@ class Ring:
             raise self._lost() from error
 
 
-def _pin(address: int, size: int) -> None:
-    """Lock memory that others allocated, so that the device copies to it by itself."""
-    portable = 1  # for every device of this process
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, portable))  # type: ignore[no-untyped-call]
+def _cuda(function: str, *arguments: int) -> None:
+    """A call of CUDA's runtime. Raises torch.cuda.CudaError."""
+    torch.cuda.check_error(getattr(torch.cuda.cudart(), function)(*arguments))  # type: ignore[no-untyped-call]
