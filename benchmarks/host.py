@@ -25,9 +25,10 @@ def expose_plugin(folder: Path, distribution: str) -> None:
 
 
 def nvidia_smi(query: str) -> list[list[str]]:
-    """A row for each GPU. Raises OSError or CalledProcessError where there is none."""
-    done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"], capture_output=True,
-                          text=True, check=True)
+    """A row for each GPU that CUDA_VISIBLE_DEVICES leaves. Raises OSError or CalledProcessError where there is none."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits",
+                           *([f"--id={chosen}"] if chosen else [])], capture_output=True, text=True, check=True)
     return [[value.strip() for value in line.split(",")] for line in done.stdout.splitlines()]
 
 

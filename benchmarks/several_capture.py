@@ -2,17 +2,14 @@
 
 The target is a Llama of random weights whose heads every number of ranks divides (see `several_models.py`). With each
 number: its states against Hugging Face's and against those of one rank, who writes, whether every row is there, and
-tokens/s of prefill without and with the store. Then, with the most ranks, one of them is killed in the middle of a run.
+tokens/s of prefill without and with the store.
 """
 
 from __future__ import annotations
 
 import gc
-import signal
 import statistics
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,7 +21,7 @@ from capture_path import captured_rate, contract_of, cut, layer_errors, near_lay
 from processes import title
 from several_models import random_target
 
-from eyas_contract import Manifest, TargetSpec, default_aux_layer_ids
+from eyas_contract import TargetSpec, default_aux_layer_ids
 from eyas_extract.check import check
 from eyas_extract.config import EngineConfig, RunConfig
 from eyas_extract.engine import capturing
@@ -33,7 +30,6 @@ from eyas_extract.run import run
 
 GPU_ARGS = "--attention-backend triton --mem-fraction-static 0.5 --max-total-tokens 200000 --disable-cuda-graph"
 CPU_ARGS = "--chunked-prefill-size 64"
-AHEAD = 2  # shards in flight in the run that is disturbed
 NOISE = {"float32": 1e-4, "bfloat16": 0.05}  # largest relative error to Hugging Face's states
 
 
@@ -124,66 +120,24 @@ def rates(capture: Capture, engine: Engine) -> dict[str, Any]:
             "gb_per_second": round(gigabytes, 3)}
 
 
-def killed(capture: Capture, ranks: int, theirs: torch.Tensor) -> None:
-    """A rank dies by SIGKILL in the middle of a run that started the engine itself."""
-    part, store = capture.part, capture.root / "killed"
-    before: dict[str, tuple[int, int]] = {}
-    dead: list[int] = []
-    over = threading.Event()
-
-    def kill() -> None:
-        while not over.is_set():
-            done = [shard.file for shard in Manifest.load(store).shards] if (store / "manifest.json").is_file() else []
-            pids = scheduler_pids(psutil.Process()) if len(done) >= 2 else []
-            if len(pids) == ranks:
-                before.update({file: identity(store / file) for file in done})
-                psutil.Process(pids[-1]).send_signal(signal.SIGKILL)
-                dead.append(ranks - 1)
-                return
-            time.sleep(0.005)
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    begun = time.monotonic()
-    try:
-        run(capture.config("killed", engine="sglang", tp=ranks, ahead=AHEAD, engine_args=capture.engine_args))
-    finally:
-        over.set()
-        thread.join()
-    changed = [file for file, was in before.items() if identity(store / file) != was]
-    total = len(Manifest.load(store).shards)
-    found = {"killed rank": dead, "shards": total, "committed before": len(before), "of these written again": changed}
-    part.check("a killed rank costs only samples in flight", ranks, found,
-               f"a rank killed, before the last {AHEAD + 1} shards, and no committed shard touched",
-               bool(dead) and len(before) < total - AHEAD and not changed)
-    capture.require_whole("killed", ranks)
-    capture.require_right("killed", ranks, theirs)
-    part.number(ranks=ranks, killed_run_seconds=round(time.monotonic() - begun, 1))
-
-
-def identity(path: Path) -> tuple[int, int]:
-    """What changes when a file is written again."""
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns
+def reference(capture: Capture) -> torch.Tensor:
+    """Hugging Face's states of the stored layers and those beside them."""
+    run(capture.config("hf", aux_layers=near_layers(capture.aux, capture.spec)))
+    if not capture.part.cpu:
+        gc.collect()
+        torch.cuda.empty_cache()
+    return states_of(capture.root / "hf")
 
 
 def main() -> None:
-    """All sizes, then the killed run."""
+    """All sizes."""
     this = part("capture")
     capture = Capture(this)
-    run(capture.config("hf", aux_layers=near_layers(capture.aux, capture.spec)))
-    if not this.cpu:
-        gc.collect()
-        torch.cuda.empty_cache()
-    theirs = states_of(capture.root / "hf")
+    theirs = reference(capture)
     memory = [] if this.cpu else gpu_memory()
     noise = None
     for ranks in this.sizes:
         noise = one_size(capture, ranks, theirs, noise)
-    if this.sizes[-1] > 1:
-        killed(capture, this.sizes[-1], theirs)
-    else:
-        this.skip("a killed rank costs only samples in flight", 2, "several ranks", "one GPU")
     this.nothing_left(this.sizes[-1], "EYAS_CAPTURE", memory)
 
 

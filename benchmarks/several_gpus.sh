@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Extraction, training and serving on 1, 2, 4, 8 GPUs of this host (as many as there are), into one JSON.
 #
-#   several_gpus.sh --target MODEL [--draft DRAFT] [--prompts P.jsonl] [--parts capture,train,serve] [--out FILE]
+#   several_gpus.sh --target MODEL [--draft DRAFT] [--prompts P.jsonl] [--parts capture,killed,train,serve] [--out FILE]
 #                   [--work FOLDER] [--limit SECONDS] [--cpu]
 #
 # MODEL is a small Llama with a tokenizer and chat template (SmolLM2-135M), DRAFT its draft; everything else is made
@@ -12,7 +12,7 @@
 set -u -o pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
-parts=capture,train,serve out=several_gpus.json limit=
+parts=capture,killed,train,serve out=several_gpus.json limit=
 work=${TMPDIR:-/tmp}
 arguments=()
 while [ $# -gt 0 ]; do
@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 for part in ${parts//,/ }; do
-  case $part in capture | train | serve) ;; *) echo "no part '$part': capture, train, serve" >&2; exit 2 ;; esac
+  case $part in capture | killed | train | serve) ;; *) echo "no part '$part': capture, killed, train, serve" >&2; exit 2 ;; esac
 done
 
 # NVLink multicast needs a fabric manager that rented and virtual machines often lack; where it is known to work, set 1.
