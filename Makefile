@@ -21,7 +21,7 @@ help:  ## show this list
 demo: setup  ## SmolLM2-135M gets a draft: extract, train, export, serve with real SGLang, measure (about 15 minutes on 2 cores)
 	$(BIN)/python examples/demo.py
 
-test: setup check  ## lint, types and all tests, a real SGLang server on the CPU included
+test: setup $(VENV)/.extras check  ## lint, types and all tests, a real SGLang server on the CPU included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadscope --no-loadscope-reorder
 
 check: $(VENV)/.python  ## lint and types only
@@ -35,6 +35,11 @@ $(VENV)/.python: requirements/dev.txt requirements/demo.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --no-compile -r requirements/dev.txt
 	$(PIP) install --quiet --no-compile --no-deps -r requirements/demo.txt
+	@touch $@
+
+$(VENV)/.extras: requirements/extras.txt $(VENV)/.python
+	@echo "== Ray and TensorBoard, for the tests"
+	$(PIP) install --quiet --no-compile -r requirements/extras.txt
 	@touch $@
 
 # SGLang has an interpreter of its own: its torchvision wheel is a CUDA build that breaks every import of transformers
