@@ -240,13 +240,6 @@ def baselines() -> tuple[Any, Any, dict[str, str]]:
     return extend, flashinfer, versions
 
 
-def lean_rows(case: Case) -> None:
-    """The lean kernels, which are not the default: they have not been checked on a GPU (docs/kernels.md)."""
-    case.eyas("eyas_lean", config=cuda.TileConfig(lean=True))
-    case.eyas("eyas_lean_overlap", config=cuda.TileConfig(lean=True, overlap=True))
-    case.eyas("eyas_lean_fp8_kv", e4m3=True, config=cuda.TileConfig(lean=True))
-
-
 def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
     extend, flashinfer, versions = baselines()
     small = cuda.TileConfig(smem_bytes=101376)
@@ -256,7 +249,6 @@ def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
         case.eyas()
         case.eyas("eyas_overlap", config=cuda.TileConfig(overlap=True))
         case.eyas("eyas_fp8_kv", e4m3=True)
-        lean_rows(case)
         if size[2] > 4:
             case.eyas("eyas_sm120_tiles", config=small)
             if extend:
@@ -272,7 +264,6 @@ def attention_rows() -> tuple[list[dict[str, Any]], dict[str, str]]:
             case.eyas()
             case.eyas("eyas_overlap", config=cuda.TileConfig(overlap=True))
             case.eyas("eyas_fp8_kv", e4m3=True)
-            lean_rows(case)
             case.eyas("eyas_sm120_tiles", config=small)
             if extend:
                 case.sglang(extend)

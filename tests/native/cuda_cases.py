@@ -47,18 +47,20 @@ def attention_reference(q, k, v, visible, scale):
     return torch.einsum("thl,lhd->thd", s.softmax(-1), v), s.logsumexp(-1)
 
 
-def random_config(rng: random.Random, width: int) -> cuda.TileConfig:
-    """For keys of `width`; lean wherever there is such a kernel: width 128, and MLA where 64 rows fit."""
-    smem_bytes = rng.choice([0, 101376])
-    chip = torch.cuda.get_device_properties(0)
-    roomy = smem_bytes == 0 and chip.shared_memory_per_multiprocessor >= 233472
+def random_config(rng: random.Random) -> cuda.TileConfig:
     return cuda.TileConfig(
-        smem_bytes=smem_bytes,
+        smem_bytes=rng.choice([0, 101376]),
         num_splits=rng.choice([0, 0, 1, 2, 3, 7, 40]),
         stages=rng.choice([0, 0, 2]),
         overlap=rng.random() < 0.5,
-        lean=(width == 128 or (width == 576 and roomy)) and rng.random() < 0.5,
     )
+
+
+def random_choice(queries: int, keys: int) -> torch.Tensor:
+    """bool [queries, keys]: what each query of a draft's step sees behind the prefix, the first key always."""
+    sees = torch.rand(queries, keys) < 0.3
+    sees[:, 0] = True
+    return sees
 
 
 def attention_case(rng: random.Random, mla: bool) -> str | None:
@@ -78,8 +80,10 @@ def attention_case(rng: random.Random, mla: bool) -> str | None:
     dv = 512 if mla else dk
     page = rng.choice([1, 1, 2, 3, 16, 64])
     prefixes = [rng.choice([0, 1, 31, rng.randint(0, 300), rng.randint(0, 3000)]) for _ in range(batch)]
-    lens = [p + t for p, t in zip(prefixes, trees, strict=True)]
-    window = rng.choice([0, 0, 0, 1, 7, 100])
+    tree_keys = rng.choice([0, 0, 1, 20, rng.randint(1, 256)])
+    masked = [tree_keys or t for t in trees]  # keys that the mask covers
+    lens = [p + t for p, t in zip(prefixes, masked, strict=True)]
+    window = 0 if tree_keys else rng.choice([0, 0, 0, 1, 7, 100])
     scale, k_scale, v_scale = rng.choice([1.0, 3.0]) / math.sqrt(dk), 1.0, 1.0
 
     pages = [-(-n // page) for n in lens]
@@ -93,8 +97,9 @@ def attention_case(rng: random.Random, mla: bool) -> str | None:
     q = (torch.randn(sum(trees), heads, dk, device=DEVICE) * rng.choice([0.3, 1.0, 4.0])).to(dtype)
     out = torch.full((sum(trees), heads, dv), NAN, dtype=dtype, device=DEVICE)
     lse = torch.full((sum(trees), heads), NAN, device=DEVICE)
-    use_mask = rng.random() < 0.85
-    words = -(-top // 32) + rng.choice([0, 0, 1])
+    use_mask = tree_keys > 0 or rng.random() < 0.85
+    one_mask = random_choice(top, tree_keys) if tree_keys and rng.random() < 0.5 else None
+    words = -(-(tree_keys or top) // 32) + rng.choice([0, 0, 1])
     mask = torch.zeros(batch, top, words, dtype=torch.int32)
     expected, expected_lse, positions, start = [], [], [], 0
     for b in range(batch):
@@ -106,15 +111,16 @@ def attention_case(rng: random.Random, mla: bool) -> str | None:
         used = cache[:, order[b].long().to(DEVICE)].flatten(1, 2)[:, :n].float()
         k = used[0] * k_scale
         v = used[0, :, :, :dv] * v_scale if mla else used[1] * v_scale
-        parents = random_parents(t, rng) if use_mask else list(range(-1, t - 1))
-        sees = ancestors(parents)
+        if tree_keys:
+            sees = random_choice(t, tree_keys) if one_mask is None else one_mask[:t]
+        else:
+            sees = ancestors(random_parents(t, rng) if use_mask else list(range(-1, t - 1)))
         mask[b, :t] = pack_words(sees, words)
-        depth = sees.sum(1) - 1
-        position = prefixes[b] + depth
+        position = prefixes[b] + sees.sum(1) - 1  # of a tree's nodes
         positions.append(position)
-        key_position = torch.cat([torch.arange(prefixes[b]), position])
         visible = torch.cat([torch.ones(t, prefixes[b], dtype=torch.bool), sees], 1)
         if window:
+            key_position = torch.cat([torch.arange(prefixes[b]), position])
             visible &= position[:, None] - key_position[None, :] < window
         ref = attention_reference(q[start : start + t], k, v, visible.to(DEVICE), scale)
         expected.append(ref[0])
@@ -129,21 +135,29 @@ def attention_case(rng: random.Random, mla: bool) -> str | None:
     for b in range(batch):
         table[table_rows[b], : pages[b]] = order[b]
     starts = torch.tensor([0, *pages]).cumsum(0).to(torch.int32)[:-1]
+    one = mask if one_mask is None else pack_words(one_mask, words)[None]
+    device_mask = one.to(DEVICE).expand(batch, -1, -1)
+    config, kind = random_config(rng), "mla" if mla else "gqa"
+    plan = cuda.attention_plan(
+        kind, batch=batch, max_tree=top, num_q_heads=heads, num_kv_heads=groups, max_seq_len=max(lens), head_dim=dk,
+        dtype=str(dtype).rsplit(".", 1)[-1], kv_dtype="float8_e4m3fn" if e4m3 else None, window=window, config=config,
+    )  # fmt: skip
     args = {
         "max_tree": top,
         "max_seq_len": max(lens),
         "scale": scale,
-        "mask": mask.to(DEVICE) if use_mask else None,
+        "mask": device_mask if use_mask else None,
+        "tree_keys": tree_keys,
         "lse": lse,
         "index_rows": None if flat else table_rows.to(DEVICE),
         "index_start": starts.to(DEVICE) if flat else None,
         "q_start": torch.tensor([0, *trees]).cumsum(0).to(torch.int32).to(DEVICE) if ragged else None,
-        "positions": torch.cat(positions).to(DEVICE),
+        "positions": None if tree_keys else torch.cat(positions).to(DEVICE),
         "seq_lens_are_prefix": prefix_lens,
         "window": window,
         "k_scale": k_scale,
-        "config": random_config(rng, dk),
-        "workspace": torch.full((1 << 28,), 255, dtype=torch.uint8, device=DEVICE),
+        "config": config,
+        "workspace": torch.full((max(16, plan["workspace_bytes"]),), 255, dtype=torch.uint8, device=DEVICE),
     }
     index = (torch.cat(order) if flat else table).to(DEVICE)
     seq_lens = torch.tensor(prefixes if prefix_lens else lens).to(DEVICE)
@@ -163,7 +177,7 @@ def attention_case(rng: random.Random, mla: bool) -> str | None:
     return (
         f"error {error:.2e} worst row {worst:.2e} lse {lse_error:.2e}: {dtype} e4m3={e4m3} "
         f"trees={trees} heads={heads}/{groups} D={dk} "
-        f"page={page} prefixes={prefixes} window={window} mask={use_mask} flat={flat} ragged={ragged} {args['config']}"
+        f"page={page} prefixes={prefixes} window={window} mask={use_mask} tree_keys={tree_keys} flat={flat} ragged={ragged} {args['config']}"
     )
 
 
@@ -180,7 +194,7 @@ def graph_case(rng: random.Random) -> str | None:
     mask = torch.zeros(2, t, 1, dtype=torch.int32, device=DEVICE)
     space = torch.empty(1 << 26, dtype=torch.uint8, device=DEVICE)
     options: cuda.Options = {"max_tree": t, "max_seq_len": top, "scale": 0.1, "mask": mask, "workspace": space}
-    options["config"] = cuda.TileConfig(overlap=rng.random() < 0.5, lean=rng.random() < 0.5)
+    options["config"] = cuda.TileConfig(overlap=rng.random() < 0.5)
 
     def launch() -> None:
         cuda.tree_attn_gqa(q, k, v, out, index, lens, **options)

@@ -1,6 +1,5 @@
 // What test_cuda_gates.py compiles for sm_120 and reads: kernels of tiles.cuh, by GATE.
 #include "gqa_kernel.cuh"
-#include "lean_gqa_kernel.cuh"
 #include "mla_kernel.cuh"
 #include "tiles.cuh"
 
@@ -18,10 +17,9 @@ GQA(Gqa64Rows128)
 MLA(false, MlaRows32)
 MLA(true, MlaRows32E4m3)
 #elif GATE == 4
-#define LEAN(TILE) \
-  template __global__ void eyas::lean_gqa_kernel<Bf16, false, TILE<false>>(const __grid_constant__ AttnParams p); \
-  template __global__ void eyas::lean_gqa_kernel<Bf16, true, TILE<true>>(const __grid_constant__ AttnParams p);
-LEAN(Lean128Rows128Small)
+GQA(Gqa96Rows128)
+GQA(Gqa192Rows64)
+GQA(Gqa256Rows64)
 #elif GATE == 3
 // The tiles' shared memory as a static array, which ptxas checks against what the chip has.
 template <int BYTES> __global__ void mirror(float *out) {
@@ -32,7 +30,6 @@ template <int BYTES> __global__ void mirror(float *out) {
 }
 #define MIRROR(BYTES) template __global__ void mirror<(BYTES)>(float *);
 MIRROR(Gqa128Rows128Small<false>::smem_bytes(2, 2))
-MIRROR(Lean128Rows128Small<false>::smem_bytes(2, 2))
 MIRROR(MlaRows32::smem_bytes(kMlaSmallStages))
 #ifdef EXTRA
 MIRROR(EXTRA)

@@ -1,7 +1,7 @@
 """The attention kernels' own source, run on a CPU: every thread a fiber, the GPU's instructions replaced by emulation/.
 
 It shows what a kernel computes, whether it stays inside its shared memory and whether its barriers suffice. It does not
-show what a GPU makes of the instructions; for that there is cuda_fuzz.py. The default kernels are PART 3 and 4:
+show what a GPU makes of the instructions; for that there is cuda_fuzz.py. The tiles of PART 3 and 4 are left to a longer run:
 
     g++ -std=c++17 -O1 -DPART=3 -Itests/native/emulation -Inative/include -Inative/src/cuda -include cuda.h \\
       tests/native/emulation/emulate.cpp -o emulate && ./emulate 100 1
@@ -22,7 +22,7 @@ COMPILER = shutil.which("g++")
 
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed here")
 @pytest.mark.parametrize(("part", "cases"), [(1, 2), (2, 2)], ids=["gqa", "mla"])
-def test_lean_kernels_agree(part: int, cases: int, tmp_path: Path) -> None:
+def test_kernels_agree(part: int, cases: int, tmp_path: Path) -> None:
     program = tmp_path / "emulate"
     folders = [f"-I{folder}" for folder in (EMULATION, ROOT / "native/include", ROOT / "native/src/cuda")]
     command = [str(COMPILER), "-std=c++17", "-O1", "-w", f"-DPART={part}", *folders, "-include", "cuda.h"]

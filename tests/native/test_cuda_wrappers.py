@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas_native import cuda, cuda_abi, cuda_core
+from eyas_native import cuda, cuda_abi, cuda_attention, cuda_core
 from eyas_native.errors import ArgumentError
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,45 @@ def test_every_fault_is_named_at_once() -> None:
     text = str(error.value)
     for part in ("q is on cpu", "q is float32", "k is float64", "seq_lens is int32"):
         assert part in text
+
+
+WORDS = torch.zeros(1, 4, 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tree_keys": 20}, "mask is missing, wanted with tree_keys"),
+        ({"tree_keys": 257, "mask": WORDS}, "tree_keys is 257, wanted 1 to 256"),
+        ({"tree_keys": -1}, "tree_keys is -1"),
+        ({"tree_keys": 33, "mask": WORDS}, r"mask has shape \[1, 4, 1\], wanted packed rows \[1, 4, 2\]"),
+        ({"tree_keys": 20, "mask": WORDS[:, :3]}, r"mask has shape \[1, 3, 1\]"),
+        ({"tree_keys": 20, "mask": WORDS, "window": 8, "positions": torch.zeros(4, dtype=torch.int64)},
+         "window is given, wanted none with tree_keys; positions are given"),
+    ],
+)  # fmt: skip
+def test_tree_keys_are_named(on_any_device: None, change: cuda.Options, named: str) -> None:
+    q, cache = torch.zeros(4, 8, 576, dtype=torch.bfloat16), torch.zeros(64, 1, 576, dtype=torch.bfloat16)
+    index, lens = torch.zeros(1, 64, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    options: cuda.Options = {"max_tree": 4, "max_seq_len": 64, "scale": 1.0, **change}
+    with pytest.raises(ArgumentError, match=named):
+        cuda.prepare_mla(q, cache, q[..., :512], index, lens, **options)
+    with pytest.raises(ArgumentError, match=named):
+        cuda.prepare_gqa(q[..., :128], cache[..., :128], cache[..., :128], q[..., :128], index, lens, **options)
+
+
+def test_tree_keys_reach_the_kernel_with_one_mask_for_all(
+    on_any_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[cuda_abi.Attention] = []
+    monkeypatch.setattr(cuda_attention, "run", lambda name, struct, *rest: given.append(struct._obj))
+    q, cache = torch.zeros(8, 8, 128, dtype=torch.bfloat16), torch.zeros(64, 2, 128, dtype=torch.bfloat16)
+    index, lens = torch.zeros(2, 64, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    cuda.prepare_gqa(q, cache, cache, torch.empty_like(q), index, lens, max_tree=4, max_seq_len=64, scale=1.0,
+                     mask=WORDS.expand(2, -1, -1), tree_keys=20, seq_lens_are_prefix=True)  # fmt: skip
+    struct = given[0]
+    found = (struct.tree_keys, struct.max_tree, struct.mask_words, struct.mask_stride_batch, struct.seq_lens_are_prefix)
+    assert found == (20, 4, 1, 0, 1)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_right_results_pass(on_host: None) -> None:
     checks = selftest_cuda.run(HostDriver())
     failed = {check.name: check.detail for check in checks if not check.passed}
-    assert len(checks) == 7 + 6 * 3 * 2 + 3  # of the lean kernels
+    assert len(checks) == 7 + 6 * 3 * 2
     assert failed.keys() == {check.name for check in checks if "e4m3" in check.name or "combine" in check.name}, failed
 
 

@@ -23,12 +23,11 @@ enum {
   EYAS_BAD_TREE = 1004, EYAS_BAD_PAGE = 1005, EYAS_BAD_ALIGN = 1006, EYAS_BAD_STRIDE = 1007,
   EYAS_BAD_WORKSPACE = 1008, EYAS_BAD_CONFIG = 1009, EYAS_BAD_BATCH = 1010, EYAS_BAD_SCALE = 1011,
   EYAS_BAD_POINTER = 1012, EYAS_BAD_WINDOW = 1013, EYAS_BAD_SOURCES = 1014, EYAS_BAD_WIDTH = 1015,
-  EYAS_BAD_MODE = 1016, EYAS_BAD_TOPK = 1017,
+  EYAS_BAD_MODE = 1016, EYAS_BAD_TOPK = 1017, EYAS_BAD_TREE_KEYS = 1018,
 };
 
-/* flags of eyas_attn: let the combine kernel start early (programmatic dependent launch, 9.0+); use the kernels that spend fewer
- * registers beside their accumulators, head_dim 128 or MLA's 64 rows only (not yet run for correctness on a GPU). */
-enum { EYAS_OVERLAP = 1, EYAS_LEAN = 2 };
+/* flags of eyas_attn: let the combine kernel start early (programmatic dependent launch, 9.0+). */
+enum { EYAS_OVERLAP = 1 };
 
 /* Attention of a draft tree's queries over a paged KV cache. B requests, T_b queries each, prefix always visible. */
 typedef struct {
@@ -50,18 +49,20 @@ typedef struct {
   const int64_t *seq_lens;     /* [B] */
   const uint32_t *mask;        /* u32 [B, max_tree, mask_words], bit j of row i: node i sees node j; null: causal */
   const int64_t *positions;    /* [sum T_b], needed with a window */
-  int64_t mask_stride_batch;   /* words between requests */
-  int32_t mask_words;          /* words per row, ceil(max_tree / 32) or more */
+  int64_t mask_stride_batch;   /* words between requests; 0: one mask for all */
+  int32_t mask_words;          /* words per row, ceil(max_tree / 32) or more; with tree_keys ceil(tree_keys / 32) */
   int32_t page_size;
   int32_t batch, max_tree, num_q_heads, num_kv_heads;
-  int32_t seq_lens_are_prefix; /* 1: seq_lens exclude the tree's own T_b entries, 0: they include them */
+  int32_t tree_keys;           /* last keys of a request that the mask covers, up to 256, the queries' own or not; 0: T_b. Needs a
+                                  mask, refuses window and positions */
+  int32_t seq_lens_are_prefix; /* 1: seq_lens exclude the T_b (or tree_keys) last entries, 0: they include them */
   int32_t window;              /* 0: none; else keys at distance >= window from the query's position are hidden */
   int32_t max_seq_len;         /* host's upper bound of a request's whole KV length; sets the split count only */
   float scale;                 /* softmax scale, > 0 */
   float k_scale, v_scale;      /* of an e4m3 cache, else 1 */
   int32_t num_splits;          /* 0: chosen */
   int32_t groups, stages, row_tile, key_tile; /* tile configuration, 0: chosen for the device; see docs/kernels.md */
-  int32_t flags;               /* EYAS_OVERLAP | EYAS_LEAN */
+  int32_t flags;               /* EYAS_OVERLAP or 0 */
   void *workspace;
   uint64_t workspace_bytes;
   void *stream;

@@ -7,8 +7,8 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 from pathlib import Path
 
 BF16, FP16, E4M3 = 0, 1, 2
-OVERLAP, LEAN = 1, 2
-ABI_VERSION = 3
+OVERLAP = 1
+ABI_VERSION = 4
 
 
 class Attention(Structure):
@@ -49,6 +49,7 @@ class Attention(Structure):
                 "max_tree",
                 "num_q_heads",
                 "num_kv_heads",
+                "tree_keys",
                 "seq_lens_are_prefix",
                 "window",
                 "max_seq_len",

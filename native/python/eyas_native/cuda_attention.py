@@ -1,7 +1,7 @@
 """Tree attention on CUDA: checked calls over `libeyas_cuda.so`; callers use `eyas_native.cuda`.
 
-Shape letters: B requests, N queries of all requests together, T nodes of the largest tree, W = ceil(T / 32), H query
-heads, G KV heads, D head width, S token slots, P pages.
+Shape letters: B requests, N queries of all requests together, T nodes of the largest tree, W = ceil(T / 32) (with
+tree_keys: of these), H query heads, G KV heads, D head width, S token slots, P pages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ class TileConfig:
         stages: key tiles in flight per group, 2 or 3.
         num_splits: parts the keys are cut into.
         overlap: let the combining kernel start before the attention kernel has ended (9.0 and above).
-        lean: the kernels that spend fewer registers beside their accumulators; width 128, or MLA with 64 rows. Not yet run for
-            correctness on a GPU.
         sm_count, smem_bytes: plan as if for a device with these; 101376 forces the shared memory of SM120.
     """
 
@@ -36,13 +34,12 @@ class TileConfig:
     stages: int = 0
     num_splits: int = 0
     overlap: bool = False
-    lean: bool = False
     sm_count: int = 0
     smem_bytes: int = 0
 
     @property
     def flags(self) -> int:
-        return abi.OVERLAP * self.overlap | abi.LEAN * self.lean
+        return abi.OVERLAP * self.overlap
 
 
 class Options(TypedDict, total=False):
@@ -52,14 +49,18 @@ class Options(TypedDict, total=False):
         max_tree: nodes of the largest tree, 1 to 256.
         max_seq_len: upper bound of the KV lengths, tree included; sets only the number of splits.
         scale: of the scores before the softmax.
-        mask: 32-bit words [B, T, W], bit j of row i set: node i sees node j. None: a chain (causal).
+        mask: 32-bit words [B, T, W], bit j of row i set: node i sees node j. None: a chain (causal). A batch stride of 0
+            (an expanded tensor) is one mask for all.
+        tree_keys: how many of a request's last keys the mask covers, 1 to 256, be they the queries' own or not: bit j of
+            row i is the j-th of them for query i. With it, T queries of one step of a draft see the prefix and a choice of
+            the slots behind it. Needs a mask; a window or positions are refused. 0: as many as the request has queries.
         lse: f32 [N, H], written: natural log of the softmax denominators.
         workspace: u8, at least `attention_plan(...)["workspace_bytes"]`; not needed when that is 0.
         index_rows: i64 [B], row of kv_index for each request; default row b.
         index_start: i32 [B], start of each request in a flat kv_index.
         q_start: i32 [B + 1], first query of each request; default: every request has max_tree.
         positions: i64 [N], positions of the queries; needed with a window.
-        seq_lens_are_prefix: seq_lens exclude the trees' own entries.
+        seq_lens_are_prefix: seq_lens exclude the trees' own entries (with tree_keys: so many).
         window: keys at this distance or more from the query's position are hidden; 0: none.
         k_scale, v_scale: what an e4m3 cache was divided by.
         config: tile configuration.
@@ -69,6 +70,7 @@ class Options(TypedDict, total=False):
     max_seq_len: Required[int]
     scale: Required[float]
     mask: Tensor | None
+    tree_keys: int
     lse: Tensor | None
     workspace: Tensor | None
     index_rows: Tensor | None
@@ -102,12 +104,21 @@ def _check_cache(f: Faults, k: Tensor, v: Tensor | None, width: int) -> None:
         )
 
 
-def _check_mask(f: Faults, mask: Tensor, batch: int, max_tree: int) -> None:
+def _check_mask(f: Faults, mask: Tensor, batch: int, max_tree: int, keys: int) -> None:
     if not f.tensor("mask", mask, ("int32", "uint32"), (batch, None, None)):
         return
-    words = (max_tree + 31) // 32
+    words = (keys + 31) // 32
     packed = mask.shape[1] >= max_tree and mask.shape[2] >= words and mask.stride(1) == mask.shape[2]
     f.need(packed, f"mask has shape {list(mask.shape)}, wanted packed rows [{batch}, {max_tree}, {words}]")
+
+
+def _check_tree_keys(f: Faults, o: Options) -> None:
+    keys = o.get("tree_keys", 0)
+    f.need(0 <= keys <= 256, f"tree_keys is {keys}, wanted 1 to 256, or 0 for the queries' own")
+    if keys:
+        f.need(o.get("mask") is not None, "mask is missing, wanted with tree_keys")
+        f.need(not o.get("window"), "window is given, wanted none with tree_keys")
+        f.need(o.get("positions") is None, "positions are given, wanted none with tree_keys")
 
 
 def _check(
@@ -145,7 +156,8 @@ def _check(
     if (lse := o.get("lse")) is not None:
         f.tensor("lse", lse, ("float32",), (tokens, heads))
     if (mask := o.get("mask")) is not None:
-        _check_mask(f, mask, batch, tree)
+        _check_mask(f, mask, batch, tree, o.get("tree_keys", 0) or tree)
+    _check_tree_keys(f, o)
     if (workspace := o.get("workspace")) is not None:
         f.tensor("workspace", workspace, ("uint8",), (None,))
     even = o.get("q_start") is not None or tokens == batch * tree
@@ -185,8 +197,8 @@ def _prepare(
         positions=pointer(o.get("positions")),
         mask_stride_batch=0 if mask is None else mask.stride(0), mask_words=0 if mask is None else mask.shape[2],
         page_size=k.shape[1] if paged else 1, batch=batch, max_tree=o["max_tree"], num_q_heads=q.shape[1],
-        num_kv_heads=k.shape[-2], seq_lens_are_prefix=int(o.get("seq_lens_are_prefix", False)),
-        window=o.get("window", 0),
+        num_kv_heads=k.shape[-2], tree_keys=o.get("tree_keys", 0),
+        seq_lens_are_prefix=int(o.get("seq_lens_are_prefix", False)), window=o.get("window", 0),
         max_seq_len=o["max_seq_len"], scale=o["scale"], k_scale=o.get("k_scale", 1.0), v_scale=o.get("v_scale", 1.0),
         num_splits=c.num_splits, groups=c.groups, stages=c.stages, row_tile=c.row_tile, key_tile=c.key_tile,
         flags=c.flags,

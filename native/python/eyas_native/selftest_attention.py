@@ -17,7 +17,6 @@ from eyas_native.selftest import Memory
 from eyas_native.selftest_arrays import CODES, VALUES, floats, mask_of, put, random_tree, relative_error
 
 PLANS = {"as planned here": cuda.TileConfig(), "as on SM120, split": cuda.TileConfig(smem_bytes=101376, num_splits=3)}
-LEAN, LEAN_WIDTH = {"lean": cuda.TileConfig(lean=True)}, 128
 _TOLERANCE = {"bfloat16": 6e-3, "float16": 1.5e-3}  # ||out - ref|| / ||ref||; probabilities and result are rounded once
 _DTYPES = (("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "float8_e4m3fn"))
 _NODES, _HEADS, _KEYS, _SLOTS, _MLA = 16, 8, 300, 309, 576
@@ -28,7 +27,7 @@ def attention_checks() -> Iterator[tuple[str, Callable[[Driver], str]]]:
     """Name and check of each; a check returns what differs from the CPU's float32 result, or an empty text."""
     for width in (64, 96, 128, 192, 256, _MLA):
         for dtype, kv_dtype in _DTYPES:
-            for plan, config in (PLANS | LEAN if width == LEAN_WIDTH else PLANS).items():
+            for plan, config in PLANS.items():
                 kind = "tree_attn_mla" if width == _MLA else f"tree_attn_gqa {width}"
                 yield f"{kind} {kv_dtype}, {plan}", partial(_check, width, dtype, kv_dtype, config)
 

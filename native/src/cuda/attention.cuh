@@ -18,15 +18,17 @@ struct AttnParams {
 };
 
 struct Request {
-  int first_query, num_queries, kv_len, prefix;
+  int first_query, num_queries, kv_len;
+  int prefix;  // keys that every query sees; the mask covers those behind them
 };
 
 __device__ __forceinline__ Request load_request(const eyas_attn &a, int b) {
   Request r;
   r.first_query = a.q_start ? a.q_start[b] : b * a.max_tree;
   r.num_queries = a.q_start ? a.q_start[b + 1] - r.first_query : a.max_tree;
-  r.kv_len = (int)a.seq_lens[b] + (a.seq_lens_are_prefix ? r.num_queries : 0);
-  r.prefix = r.kv_len - r.num_queries;
+  const int tree = a.tree_keys ? a.tree_keys : r.num_queries;
+  r.kv_len = (int)a.seq_lens[b] + (a.seq_lens_are_prefix ? tree : 0);
+  r.prefix = r.kv_len - tree;
   return r;
 }
 
@@ -35,20 +37,9 @@ struct Span {
   int active;        // splits of this request that have any
 };
 
-// Tiles of `split`. Real lengths are read on the device, so a captured graph serves any lengths; short requests use fewer splits.
+// Tiles of `split`: as even as whole tiles allow, with a tile for every group at least. Real lengths are read on the device, so a
+// captured graph serves any lengths; short requests use fewer splits.
 __device__ __forceinline__ Span split_span(const eyas_attn &a, const Request &r, int tile, int split) {
-  const int begin = a.window > 0 ? max(0, r.prefix - a.window + 1) / tile : 0;
-  const int tiles = (r.kv_len + tile - 1) / tile - begin;
-  const int per = max((tiles + a.num_splits - 1) / a.num_splits, a.groups);
-  Span s;
-  s.active = (tiles + per - 1) / per;
-  s.first = begin + split * per;
-  s.count = min(per, tiles - split * per);
-  return s;
-}
-
-// The lean kernels' cut: as even as whole tiles allow, with a tile for every group at least.
-__device__ __forceinline__ Span even_span(const eyas_attn &a, const Request &r, int tile, int split) {
   const int begin = a.window > 0 ? max(0, r.prefix - a.window + 1) / tile : 0;
   const int tiles = (r.kv_len + tile - 1) / tile - begin;
   Span s;
@@ -94,7 +85,7 @@ __device__ __forceinline__ uint32_t visible16(const eyas_attn &a, const Request 
     } else {
       bits = 0xffffu >> min(max(15 - (t - c), 0), 16);
     }
-    bits &= (1u << min(max(r.num_queries - c, 0), 16)) - 1u;
+    bits &= (1u << min(max(r.kv_len - key, 0), 16)) - 1u;
   }
   if (a.window > 0) {
     const int64_t low = a.positions[r.first_query + t] - a.window;

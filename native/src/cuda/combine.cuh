@@ -15,7 +15,7 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 // One warp per query, head and 128 components, 4 neighbouring ones per lane. The first splits' results are asked for before
 // their weights are known: the two latencies then pass together.
-template <class T, int D, bool EVEN> __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ AttnParams p, int tile) {
+template <class T, int D> __global__ void __launch_bounds__(256) combine_kernel(const __grid_constant__ AttnParams p, int tile) {
   constexpr int kPieces = (D + 127) / 128, kAtOnce = 16;
   const eyas_attn &a = p.a;
   const int64_t rows = (int64_t)a.batch * a.max_tree * a.num_q_heads, item = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
@@ -26,7 +26,7 @@ template <class T, int D, bool EVEN> __global__ void __launch_bounds__(256) comb
   const int h = row % a.num_q_heads, t = row / a.num_q_heads % a.max_tree, b = row / a.num_q_heads / a.max_tree;
   const Request r = load_request(a, b);
   if (t >= r.num_queries) return;
-  const int active = (EVEN ? even_span(a, r, tile, 0) : split_span(a, r, tile, 0)).active;
+  const int active = split_span(a, r, tile, 0).active;
   wait_previous();
 
   const uint2 *src = (const uint2 *)(p.part_out + row * D + c);

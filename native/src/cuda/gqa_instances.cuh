@@ -1,7 +1,6 @@
 // Table of the GQA kernel's instances for one head dimension.
 #pragma once
 #include "gqa_kernel.cuh"
-#include "lean_gqa_kernel.cuh"
 #include "tiles.cuh"
 #include "tree_attn_gqa.h"
 
@@ -10,18 +9,12 @@ namespace eyas {
 template <class T, bool E4M3, class Tile> int launch_gqa(const AttnParams &p, dim3 grid, int threads, int smem) {
   return launch_attention(gqa_kernel<T, E4M3, Tile>, grid, threads, smem, p);
 }
-template <class T, bool E4M3, class Tile> int launch_lean(const AttnParams &p, dim3 grid, int threads, int smem) {
-  return launch_attention(lean_gqa_kernel<T, E4M3, Tile>, grid, threads, smem, p);
-}
-template <class T, bool E4M3, bool LEAN, class Tile> constexpr GqaShape gqa_shape() {
-  if constexpr (LEAN) return {Tile::BM, Tile::BN, Tile::GT, Tile::smem_bytes, launch_lean<T, E4M3, Tile>};
-  else return {Tile::BM, Tile::BN, Tile::GT, Tile::smem_bytes, launch_gqa<T, E4M3, Tile>};
-}
 
-// Tiles: a template over the cache type with a static `make<T, E4M3>(count)` that returns its table.
-template <bool LEAN, template <bool> class... Tiles> struct ShapeTable {
+// Tiles: templates over the cache type.
+template <template <bool> class... Tiles> struct GqaTable {
   template <class T, bool E4M3> static const GqaShape *make(int *count) {
-    static constexpr GqaShape shapes[] = {gqa_shape<T, E4M3, LEAN, Tiles<E4M3>>()...};
+    static constexpr GqaShape shapes[] = {{Tiles<E4M3>::BM, Tiles<E4M3>::BN, Tiles<E4M3>::GT, Tiles<E4M3>::smem_bytes,
+                                           launch_gqa<T, E4M3, Tiles<E4M3>>}...};
     *count = sizeof...(Tiles);
     return shapes;
   }
@@ -30,7 +23,5 @@ template <bool LEAN, template <bool> class... Tiles> struct ShapeTable {
     return kv_dtype == EYAS_E4M3 ? make<Fp16, true>(count) : make<Fp16, false>(count);
   }
 };
-template <template <bool> class... Tiles> using GqaTable = ShapeTable<false, Tiles...>;
-template <template <bool> class... Tiles> using LeanTable = ShapeTable<true, Tiles...>;
 
 }  // namespace eyas

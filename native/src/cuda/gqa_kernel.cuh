@@ -23,6 +23,9 @@ __device__ __forceinline__ int owner_of(int mi, int groups) { return min(mi, gro
 // Sums the groups' accumulators into their owners'. Each thread of a group holds the same rows and columns as its peers.
 template <class Tile, class Block> __device__ __forceinline__ void merge_groups(Block &w, int groups, char *smem) {
   constexpr int MI = Tile::MI, NT = Tile::D / 8, GT = Tile::GT;
+  // A group with a tile less than the first passes its barrier once more, so that all have passed the same number of named
+  // barriers when they meet at the block's. Nothing needs that but racecheck, which reports correct code without it.
+  if (w.group >= w.state->full_groups) group_barrier(1 + w.group, GT);
   __syncthreads();  // every group is done with its stages
   float4 *buffer = (float4 *)smem;                                       // [mi][sender][n][thread]
   float2 *stats = (float2 *)(smem + (groups - 1) * GT * MI * NT * 16);  // [mi][sender][half][thread]: reference, sum
@@ -116,34 +119,27 @@ __device__ __forceinline__ void store_rows(const Block &w, int groups, int split
 template <class T, bool E4M3, class Tile>
 __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ AttnParams p) {
   extern __shared__ __align__(1024) char smem[];
-  using Block = GqaBlock<T, E4M3, Tile>;
-  Block w(p);
+  GqaBlock<T, E4M3, Tile> w(p);
   const eyas_attn &a = p.a;
   const int groups = blockDim.x / Tile::GT, stages = a.stages, per = a.num_q_heads / a.num_kv_heads;
   const int row_tiles = (a.max_tree * per + Tile::BM - 1) / Tile::BM, split = blockIdx.y / row_tiles;
   const Request r = load_request(a, blockIdx.z);
-  allow_next();
-  w.row0 = (blockIdx.y - split * row_tiles) * Tile::BM;
-  if (w.row0 >= r.num_queries * per) return;
+  const int row0 = (blockIdx.y - split * row_tiles) * Tile::BM;
+  if (row0 >= r.num_queries * per) return;
   const Span span = split_span(a, r, Tile::BN, split);
   if (span.count <= 0) return;
 
-  w.kv_len = r.kv_len;
-  w.mask_from = r.prefix;
-  w.mask_below = a.window > 0 ? r.kv_len - a.window : 0;
-  w.lane = threadIdx.x % 32;
-  w.group = threadIdx.x / Tile::GT;
-  w.gtid = threadIdx.x % Tile::GT;
-  w.warp = w.gtid / 32;
-  w.index = request_index(a, blockIdx.z);
-  w.q_smem = smem_address(smem);
-  w.stage_smem = w.q_smem + Tile::Q_BYTES + w.group * stages * Tile::STAGE;
-  w.ring = (int64_t *)(smem + Tile::Q_BYTES + groups * stages * Tile::STAGE) + w.group * stages * Tile::BN;
-  const int r8 = w.lane & 7, b3 = (w.lane >> 3) & 1, b4 = w.lane >> 4;
+  const Place<Tile> at;
+  const int32_t *index = request_index(a, blockIdx.z);
+  char *queries = smem + Tile::HEAD;
+  w.state = (BlockState *)smem;
+  w.q_smem = smem_address(queries);
+  w.stage_smem = w.q_smem + Tile::Q_BYTES + at.group * stages * Tile::STAGE;
+  w.ring = (int64_t *)(queries + Tile::Q_BYTES + groups * stages * Tile::STAGE) + at.group * stages * Tile::BN;
+  const int r8 = at.lane & 7, b3 = (at.lane >> 3) & 1, b4 = at.lane >> 4;
+  w.query_at = w.q_smem + Tile::QueryRows::offset(at.warp * Tile::MI * 16 + (at.lane & 15), b4);
   w.value_lane = Tile::KeyRows::offset(b3 * 8 + r8, b4);
   w.key_lane = E4M3 ? w.value_lane : Tile::KeyRows::offset(b4 * 8 + r8, b3);
-  w.load_queries(smem, r, blockIdx.x);
-  copy_commit();
 #pragma unroll
   for (int i = 0; i < 2 * Tile::MI; ++i) w.ref[i] = kNoMax, w.sum[i] = 0.f;
 #pragma unroll
@@ -151,16 +147,34 @@ __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ Att
 #pragma unroll
     for (int e = 0; e < 4; ++e) w.o[i / (Tile::D / 8)][i % (Tile::D / 8)][e] = 0.f;
 
-#pragma unroll 1
-  for (int i = w.gtid; i < stages * Tile::BN; i += Tile::GT) {
-    const int pos = (span.first + w.group + i / Tile::BN * groups) * Tile::BN + i % Tile::BN;
-    w.ring[i] = w.ring_entry(pos < w.kv_len ? w.index[index_entry(a, pos)] : 0, pos);
+  // The first tiles' index entries are asked for before anything else: keys can only be copied once they are there.
+  constexpr int kEntries = (3 * Tile::BN + Tile::GT - 1) / Tile::GT;
+  const int end = min(r.kv_len, (span.first + span.count) * Tile::BN);
+  int entry[kEntries];
+  auto position = [&](int i) { return (span.first + at.group + i / Tile::BN * groups) * Tile::BN + i % Tile::BN; };
+#pragma unroll
+  for (int e = 0; e < kEntries; ++e) {
+    const int pos = position(at.gtid + e * Tile::GT);
+    entry[e] = pos < end ? index[index_entry(a, pos)] : 0;
   }
-  prefetch_index(a, w.index, span.first * Tile::BN, min(w.kv_len, (span.first + span.count) * Tile::BN));
+  w.load_queries(r, row0, blockIdx.x);
+  copy_commit();
+  if (threadIdx.x == 0) {
+    const int over = span.count % groups;
+    *(BlockState *)smem = {index, r, end, a.window > 0 ? r.kv_len - a.window : 0, row0, split, over ? over : groups};
+  }
+  prefetch_index(a, index, span.first * Tile::BN, end);
   __syncthreads();
-  w.walk(span, groups, stages);
-  if (groups > 1) merge_groups<Tile>(w, groups, smem);
-  store_rows<T, E4M3, Tile>(w, groups, split);
+#pragma unroll
+  for (int e = 0; e < kEntries; ++e) {
+    const int i = at.gtid + e * Tile::GT;
+    if (i < stages * Tile::BN) w.ring[i] = w.ring_entry(entry[e], position(i));
+  }
+  __syncthreads();
+  w.walk(span, groups, stages, queries);
+  allow_next();
+  if (groups > 1) merge_groups<Tile>(w, groups, queries);
+  store_rows<T, E4M3, Tile>(w, groups, w.state->split);
 }
 
 }  // namespace eyas

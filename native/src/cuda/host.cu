@@ -20,7 +20,9 @@ int check_attention(const eyas_attn &a, int dk, int dv) {
   if (a.kv_dtype != a.q_dtype && a.kv_dtype != EYAS_E4M3) return EYAS_BAD_DTYPE;
   if (a.batch < 1 || a.batch > 65535) return EYAS_BAD_BATCH;
   if (a.max_tree < 1 || a.max_tree > 256) return EYAS_BAD_TREE;
-  if (a.mask && (a.mask_words < (a.max_tree + 31) / 32 || a.mask_stride_batch < 0)) return EYAS_BAD_TREE;
+  if (a.tree_keys < 0 || a.tree_keys > 256 || (a.tree_keys && (!a.mask || a.window || a.positions))) return EYAS_BAD_TREE_KEYS;
+  const int tree = a.tree_keys ? a.tree_keys : a.max_tree;
+  if (a.mask && (a.mask_words < (tree + 31) / 32 || a.mask_stride_batch < 0)) return EYAS_BAD_TREE;
   if (a.num_kv_heads < 1 || a.num_q_heads < 1 || a.num_q_heads % a.num_kv_heads) return EYAS_BAD_HEADS;
   if (a.page_size < 1) return EYAS_BAD_PAGE;
   if (!(a.scale > 0.f)) return EYAS_BAD_SCALE;
@@ -51,7 +53,7 @@ int choose_splits(int blocks, int sm_count, int keys, int min_keys) {
 
 extern "C" {
 
-int eyas_cuda_version(void) { return 3; }
+int eyas_cuda_version(void) { return 4; }
 
 const char *eyas_cuda_error_text(int code) {
   switch (code) {
@@ -60,12 +62,12 @@ const char *eyas_cuda_error_text(int code) {
     case EYAS_BAD_DTYPE: return "dtype: q is bf16 or fp16, the cache the same or e4m3";
     case EYAS_BAD_HEAD_DIM: return "head_dim: 64, 96, 128, 192 or 256";
     case EYAS_BAD_HEADS: return "num_q_heads, num_kv_heads: q heads must be a positive multiple of KV heads (MLA: one KV head)";
-    case EYAS_BAD_TREE: return "max_tree, mask: a tree has 1 to 256 nodes, mask_words is at least ceil(max_tree / 32)";
+    case EYAS_BAD_TREE: return "max_tree, mask: a tree has 1 to 256 nodes, mask_words is at least ceil(max_tree / 32), or of tree_keys";
     case EYAS_BAD_PAGE: return "page_size: at least 1";
     case EYAS_BAD_ALIGN: return "q, out, k, v, sources: pointers must be 16-byte aligned";
     case EYAS_BAD_STRIDE: return "strides: rows must start at 16-byte boundaries and not overlap";
     case EYAS_BAD_WORKSPACE: return "workspace: missing, misaligned or smaller than the plan's workspace_bytes";
-    case EYAS_BAD_CONFIG: return "num_splits, groups, stages, row_tile, key_tile, EYAS_LEAN: not a configuration that fits this device";
+    case EYAS_BAD_CONFIG: return "num_splits, groups, stages, row_tile, key_tile: not a configuration that fits this device";
     case EYAS_BAD_BATCH: return "batch: 1 to 65535";
     case EYAS_BAD_SCALE: return "scale, k_scale, v_scale, out_scale, eps: must be positive";
     case EYAS_BAD_POINTER: return "a required pointer is null";
@@ -74,6 +76,7 @@ const char *eyas_cuda_error_text(int code) {
     case EYAS_BAD_WIDTH: return "width, slot_bytes: must be positive multiples of 16 bytes";
     case EYAS_BAD_MODE: return "mode, norm: unknown value, or a bit-packed mask of more than 32 nodes";
     case EYAS_BAD_TOPK: return "topk, depth, nodes, max_accept, vocab: out of range";
+    case EYAS_BAD_TREE_KEYS: return "tree_keys: 0 to 256; above 0 a mask is needed, and neither a window nor positions can be had";
     default: return code > 0 && code < 1000 ? cudaGetErrorString((cudaError_t)code) : "unknown code";
   }
 }

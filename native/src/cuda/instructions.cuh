@@ -62,14 +62,6 @@ template <> struct Math<Bf16> {
   static __device__ __forceinline__ float2 unpack(uint32_t v) {
     return make_float2(__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u));
   }
-  // The upper byte of each 16-bit half as e4m3, widened exactly: exponent and mantissa keep their bits, the bias
-  // difference (127 - 7) is one multiplication by 2^120, which also normalises e4m3's subnormals.
-  static __device__ __forceinline__ uint32_t from_e4m3(uint32_t v) {
-    const uint32_t bits = (v & 0x80008000u) | ((v >> 4) & 0x07f007f0u);
-    uint32_t r;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(r) : "r"(bits), "r"(0x7b807b80u), "r"(0x80008000u));
-    return r;
-  }
 };
 template <> struct Math<Fp16> {
   static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -84,12 +76,6 @@ template <> struct Math<Fp16> {
   }
   static __device__ __forceinline__ float2 unpack(uint32_t v) {
     return __half22float2(*reinterpret_cast<const __half2 *>(&v));
-  }
-  static __device__ __forceinline__ uint32_t from_e4m3(uint32_t v) {
-    const uint32_t bits = (v & 0x80008000u) | ((v >> 1) & 0x3f803f80u);
-    uint32_t r;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(r) : "r"(bits), "r"(0x5c005c00u), "r"(0x80008000u));
-    return r;
   }
 };
 

@@ -15,8 +15,7 @@ template <class T, int D> int launch_typed(const AttnParams &p, int tile) {
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
   config.numAttrs = p.a.flags & EYAS_OVERLAP;
-  const bool lean = p.a.flags & EYAS_LEAN;
-  return (int)cudaLaunchKernelEx(&config, lean ? combine_kernel<T, D, true> : combine_kernel<T, D, false>, p, tile);
+  return (int)cudaLaunchKernelEx(&config, combine_kernel<T, D>, p, tile);
 }
 
 int launch_combine(const AttnParams &p, int dv, int tile) {

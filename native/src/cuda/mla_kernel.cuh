@@ -1,7 +1,7 @@
 // The MLA kernel's frame: set a block up, walk the keys, add up the rows' denominators, write results or partial results.
 #pragma once
 #include "gqa_kernel.cuh"
-#include "tree_attn_mla.cuh"
+#include "mla_walk.cuh"
 
 namespace eyas {
 
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(Tile::THREADS, 1) mla_kernel(const __grid_cons
   const Request r = load_request(a, blockIdx.z);
   allow_next();
   if (blockIdx.x * Tile::BM >= r.num_queries * a.num_q_heads) return;
-  const Span span = Tile::LEAN ? even_span(a, r, Tile::BN, blockIdx.y) : split_span(a, r, Tile::BN, blockIdx.y);
+  const Span span = split_span(a, r, Tile::BN, blockIdx.y);
   if (span.count <= 0) return;
 
   w.kv_len = r.kv_len;
@@ -131,16 +131,12 @@ __global__ void __launch_bounds__(Tile::THREADS, 1) mla_kernel(const __grid_cons
   for (int i = 0; i < 128; ++i) w.o[i / 64][i / 4 % 16][i % 4] = 0.f;
 #pragma unroll
   for (int h = 0; h < 2; ++h) w.ref[h] = kNoMax, w.sum[h] = 0.f;
-  if constexpr (Tile::LEAN) {
-    w.load_queries(smem, r);
-    copy_commit();
-    __syncthreads();
-    w.walk_apart(span, stages, smem);
-  } else {
-    __syncthreads();
-    w.load_queries(smem, r);
-    w.walk(span, stages);
-  }
+  w.load_queries(smem, r);
+  copy_commit();
+  __syncthreads();
+  start_walk(w, span, stages, smem);
+  if constexpr (Tile::R == 2) walk_apart(w, span, stages);
+  else walk_together(w, span, stages);
   store_mla<T, E4M3, Tile>(w, a.num_splits == 1, blockIdx.y);
 }
 

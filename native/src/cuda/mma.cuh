@@ -10,7 +10,7 @@ __device__ __forceinline__ void copy_wait_oldest(int stages) {
   else copy_wait<1>();
 }
 
-// Math of the lean kernels: e4m3 caches are widened to fp16, the only type the hardware widens them to.
+// Math of attention: e4m3 caches are widened to fp16, the only type the hardware widens them to.
 template <class T, bool E4M3> struct MathOver { using Type = Math<T>; };
 template <class T> struct MathOver<T, true> { using Type = Math<Fp16>; };
 

@@ -5,7 +5,6 @@ namespace eyas {
 namespace {
 
 const GqaShape *shapes_of(const eyas_attn &a, int *count) {
-  if (a.flags & EYAS_LEAN) return a.head_dim == 128 ? lean_shapes_128(a.q_dtype, a.kv_dtype, count) : nullptr;
   switch (a.head_dim) {
     case 64: return gqa_shapes_64(a.q_dtype, a.kv_dtype, count);
     case 96: return gqa_shapes_96(a.q_dtype, a.kv_dtype, count);
@@ -76,7 +75,7 @@ extern "C" int eyas_tree_attn_gqa_plan(eyas_attn *a, int sm_count, int smem_byte
     if (smem_bytes) d.smem_bytes = smem_bytes;
   }
   const GqaShape *shape = shape_for(*a, d.smem_bytes);
-  if (!shape) return a->row_tile || a->key_tile || a->flags & EYAS_LEAN ? EYAS_BAD_CONFIG : EYAS_BAD_HEAD_DIM;
+  if (!shape) return a->row_tile || a->key_tile ? EYAS_BAD_CONFIG : EYAS_BAD_HEAD_DIM;
   return fill_plan(a, *shape, d.sm_count, d.smem_bytes);
 }
 

@@ -17,6 +17,5 @@ const GqaShape *gqa_shapes_96(int q_dtype, int kv_dtype, int *count);
 const GqaShape *gqa_shapes_128(int q_dtype, int kv_dtype, int *count);
 const GqaShape *gqa_shapes_192(int q_dtype, int kv_dtype, int *count);
 const GqaShape *gqa_shapes_256(int q_dtype, int kv_dtype, int *count);
-const GqaShape *lean_shapes_128(int q_dtype, int kv_dtype, int *count);
 
 }  // namespace eyas

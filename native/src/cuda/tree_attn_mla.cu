@@ -19,21 +19,19 @@ template <class T, bool E4M3, class Tile> constexpr MlaShape shape(int stages) {
   return {Tile::BM, Tile::BN, Tile::THREADS, stages, Tile::smem_bytes, launch_mla<T, E4M3, Tile>};
 }
 
-// The shapes to choose from, the best first; *count receives their number.
-template <class T> const MlaShape *shapes(bool e4m3, bool lean, int *count) {
-  static constexpr MlaShape plain[2] = {shape<T, false, MlaRows64>(kMlaStages), shape<T, false, MlaRows32>(kMlaSmallStages)};
-  static constexpr MlaShape narrow[2] = {shape<T, true, MlaRows64E4m3>(kMlaE4m3Stages),
-                                         shape<T, true, MlaRows32E4m3>(kMlaSmallE4m3Stages)};
-  static constexpr MlaShape apart[2] = {shape<T, false, MlaRows64Lean>(kMlaStages), shape<T, true, MlaRows64E4m3Lean>(kMlaE4m3Stages)};
-  *count = lean ? 1 : 2;
-  return lean ? apart + e4m3 : e4m3 ? narrow : plain;
+// The shapes to choose from, the best first.
+constexpr int kShapes = 2;
+template <class T> const MlaShape *shapes(bool e4m3) {
+  static constexpr MlaShape wide[kShapes] = {shape<T, false, MlaRows64>(kMlaStages), shape<T, false, MlaRows32>(kMlaSmallStages)};
+  static constexpr MlaShape narrow[kShapes] = {shape<T, true, MlaRows64E4m3>(kMlaE4m3Stages),
+                                               shape<T, true, MlaRows32E4m3>(kMlaSmallE4m3Stages)};
+  return e4m3 ? narrow : wide;
 }
 
 const MlaShape *shape_for(const eyas_attn &a, int smem_bytes) {
-  const bool e4m3 = a.kv_dtype == EYAS_E4M3, lean = a.flags & EYAS_LEAN;
-  int count = 0;
-  const MlaShape *s = a.q_dtype == EYAS_BF16 ? shapes<Bf16>(e4m3, lean, &count) : shapes<Fp16>(e4m3, lean, &count);
-  for (int i = 0; i < count; ++i)
+  const bool e4m3 = a.kv_dtype == EYAS_E4M3;
+  const MlaShape *s = a.q_dtype == EYAS_BF16 ? shapes<Bf16>(e4m3) : shapes<Fp16>(e4m3);
+  for (int i = 0; i < kShapes; ++i)
     if (s[i].smem_bytes(a.stages ? a.stages : s[i].stages) <= smem_bytes && (!a.row_tile || a.row_tile == s[i].row_tile) &&
         (!a.key_tile || a.key_tile == s[i].tile))
       return s + i;

@@ -9,12 +9,10 @@
 
 namespace eyas {
 
-// QR: 16-component steps per warp of the queries that live in registers instead of shared memory. LEAN (two row groups): the
-// queries are copied asynchronously, e4m3 is widened to fp16, and the second row group runs a phase behind (walk_apart).
-template <bool E4M3, int R_, int TS_, int KS_, int TW_, int QR_, bool LEAN_ = false> struct MlaTile {
+// QR: 16-component steps per warp of the queries that live in registers instead of shared memory.
+template <bool E4M3, int R_, int TS_, int KS_, int TW_, int QR_> struct MlaTile {
   static constexpr int DK = 576, DV = 512;
   static constexpr int R = R_, TS = TS_, KS = KS_, TW = TW_, QR = QR_;
-  static constexpr bool LEAN = LEAN_;
   static constexpr int BM = R * 32, BN = TS * TW, THREADS = R * 128;
   static constexpr int NT = TW / 8, UNITS = 2 * NT / KS;        // 8-key tiles per warp; 16x8 score tiles a warp finishes
   static constexpr int STEPS = DK / 16 / KS, QSTEPS = STEPS - QR;
@@ -31,16 +29,16 @@ template <bool E4M3, int R_, int TS_, int KS_, int TW_, int QR_, bool LEAN_ = fa
   static constexpr int Q_BYTES = BM * QCHUNKS * 16, P_BYTES = IN_PLACE ? 0 : BM * BN * 2;
   static constexpr int STAT_BYTES = BM * 4 * (1 + 4) + 16;      // reference, 4 per-warp statistics, flags
   static constexpr int smem_bytes(int stages) { return Q_BYTES + P_BYTES + X_BYTES + STAT_BYTES + stages * (STAGE + BN * 8); }
-  static_assert(TS * KS == 4 && UNITS <= NT && (!E4M3 || (TW == 32 && QR == 0)) && (!LEAN || R == 2));
+  static_assert(TS * KS == 4 && UNITS <= NT && (!E4M3 || (TW == 32 && QR == 0)));
 };
 
 template <class T, bool E4M3, class Tile> struct MlaBlock {
   static constexpr int NT = Tile::NT, UNITS = Tile::UNITS, BN = Tile::BN, TW = Tile::TW;
-  using M = typename MathOver<T, E4M3 && Tile::LEAN>::Type;
+  using M = typename MathOver<T, E4M3>::Type;
 
   const AttnParams &p;
   const eyas_attn &a;
-  int kv_len, mask_from, mask_below;            // as in GqaBlock
+  int kv_len, mask_from, mask_below;            // keys from mask_from on, and below mask_below, are not visible to every query
   int lane, warp, rows4, ts, ks;                // rows4: row group; warp: 0..3 in it
   const int32_t *index;
   uint32_t stage_smem, exchange_smem, p_smem;
@@ -69,22 +67,10 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
       const int row = i / kSteps, s = i % kSteps, g = row0 + row, column = (Tile::KS * Tile::QR + s) * 16;
       const uint16_t *src = (const uint16_t *)a.q + (int64_t)(r.first_query + g / a.num_q_heads) * a.q_stride_token +
                             (int64_t)(g % a.num_q_heads) * a.q_stride_head + column;
-      if (Tile::LEAN) {
-        const int bytes = g < rows ? 16 : 0;
-        src = bytes ? src : (const uint16_t *)a.q;
-        copy16(smem_address(smem + Tile::QueryRows::offset(row, 2 * s)), src, bytes);
-        copy16(smem_address(smem + Tile::QueryRows::offset(row, 2 * s + 1)), src + 8, bytes);
-        continue;
-      }
-      uint4 x = make_uint4(0, 0, 0, 0), y = x;
-      if (g < rows) x = ((const uint4 *)src)[0], y = ((const uint4 *)src)[1];
-      if (E4M3) {  // the order in which from_e4m3 delivers a key's 16 components
-        const uint4 u = x, v = y;
-        x = make_uint4(__byte_perm(u.x, u.y, 0x5410), __byte_perm(u.z, u.w, 0x5410), __byte_perm(v.x, v.y, 0x5410), __byte_perm(v.z, v.w, 0x5410));
-        y = make_uint4(__byte_perm(u.x, u.y, 0x7632), __byte_perm(u.z, u.w, 0x7632), __byte_perm(v.x, v.y, 0x7632), __byte_perm(v.z, v.w, 0x7632));
-      }
-      *(uint4 *)(smem + Tile::QueryRows::offset(row, 2 * s)) = x;
-      *(uint4 *)(smem + Tile::QueryRows::offset(row, 2 * s + 1)) = y;
+      const int bytes = g < rows ? 16 : 0;
+      src = bytes ? src : (const uint16_t *)a.q;
+      copy16(smem_address(smem + Tile::QueryRows::offset(row, 2 * s)), src, bytes);
+      copy16(smem_address(smem + Tile::QueryRows::offset(row, 2 * s + 1)), src + 8, bytes);
     }
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi)
@@ -154,8 +140,7 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
           uint32_t b0, b1;
-          if (Tile::LEAN) widen(b0, b1, kb[n]);
-          else b0 = M::from_e4m3(kb[n] << 8), b1 = M::from_e4m3(kb[n]);
+          widen(b0, b1, kb[n]);
 #pragma unroll
           for (int mi = 0; mi < 2; ++mi) M::mma(s[mi][n], qa[mi], b0, b1);
         }
@@ -277,8 +262,13 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
     }
   }
 
+  __device__ __forceinline__ void mask_and_soften(float (&own)[UNITS][4], int key) {
+    if (key + BN > mask_from || key < mask_below) apply_mask(own, key);
+    soften(own);
+  }
+
   __device__ __forceinline__ void add_values(uint32_t base) {
-#pragma unroll (Tile::LEAN ? 2 : 1)
+#pragma unroll (Tile::R)
     for (int tok = 0; tok < BN; tok += 16) {
       const uint32_t at = base + tok * Tile::ROW + value_lane;
       uint32_t pa[2][4];
@@ -300,13 +290,8 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
 #pragma unroll
           for (int x = 0; x < 2; ++x) {
             uint32_t even0, even1, odd0, odd1;
-            if (Tile::LEAN) {
-              widen_pairs(even0, odd0, vb[2 * x]);
-              widen_pairs(even1, odd1, vb[2 * x + 1]);
-            } else {
-              even0 = M::from_e4m3(vb[2 * x] << 8), even1 = M::from_e4m3(vb[2 * x + 1] << 8);
-              odd0 = M::from_e4m3(vb[2 * x]), odd1 = M::from_e4m3(vb[2 * x + 1]);
-            }
+            widen_pairs(even0, odd0, vb[2 * x]);
+            widen_pairs(even1, odd1, vb[2 * x + 1]);
 #pragma unroll
             for (int mi = 0; mi < 2; ++mi) {
               M::mma(o[mi][2 * (2 * j + x)], pa[mi], even0, even1);
@@ -316,89 +301,6 @@ template <class T, bool E4M3, class Tile> struct MlaBlock {
         }
       }
     }
-  }
-
-  __device__ __forceinline__ void walk(const Span &span, int stages) {
-    int stage = 0, ahead = stages - 1;
-#pragma unroll 1
-    for (int i = 0; i < stages - 1; ++i) {
-      if (i < span.count) issue(i);
-      copy_commit();
-    }
-#pragma unroll 1
-    for (int i = 0; i < span.count; ++i) {
-      copy_wait_oldest(stages);
-      __syncthreads();
-      if (i + stages - 1 < span.count) issue(ahead);
-      copy_commit();
-      const int key = (span.first + i) * BN, later = key + stages * BN + threadIdx.x;  // the entry is used after the tile's work
-      const bool more = threadIdx.x < BN && i + stages < span.count;
-      const int entry = more && later < kv_len ? index[index_entry(a, later)] : 0;
-      const uint32_t base = stage_smem + stage * Tile::STAGE;
-      {
-        float own[UNITS][4];
-        {
-          float s[2][NT][4];
-          partial_scores(s, base);
-          exchange_scores(s, own);
-        }
-        if (key + BN > mask_from || key < mask_below) apply_mask(own, key);
-        soften(own);
-      }
-      add_values(base);
-      if (more) ring[stage * BN + threadIdx.x] = ring_entry(entry, later);
-      ahead = stage;
-      stage = stage + 1 == stages ? 0 : stage + 1;
-    }
-  }
-
-  // As walk(), but the second row group runs a phase behind: it adds tile i - 1's values while the first one scores tile i, then
-  // scores tile i while the first one softens. So one group's exchanges and exponentials pass under the other's products.
-  __device__ __forceinline__ void walk_apart(const Span &span, int stages, char *smem) {
-    const bool late = rows4 == 1;
-    int stage = 0, ahead = stages - 1;
-#pragma unroll 1
-    for (int i = 0; i < stages - 1; ++i) {
-      if (i < span.count) issue(i);
-      copy_commit();
-    }
-    if (E4M3) {
-      if (stages == 2) copy_wait<1>();
-      else copy_wait<2>();
-      reorder_queries(smem);
-    }
-#pragma unroll 1
-    for (int i = 0; i < span.count; ++i) {
-      copy_wait_oldest(stages);
-      __syncthreads();
-      const int key = (span.first + i) * BN, later = key + stages * BN + threadIdx.x;  // the entry is used after the tile's work
-      const bool more = threadIdx.x < BN && i + stages < span.count;
-      const int entry = more && later < kv_len ? index[index_entry(a, later)] : 0;
-      const uint32_t base = stage_smem + stage * Tile::STAGE;
-      {
-        float own[UNITS][4];
-        {
-          float s[2][NT][4];
-          if (late) {
-            if (i > 0) add_values(stage_smem + ahead * Tile::STAGE);
-          } else {
-            partial_scores(s, base);
-          }
-          __syncthreads();  // the stage of tile i - 1 is free
-          if (i + stages - 1 < span.count) issue(ahead);
-          copy_commit();
-          if (late) partial_scores(s, base);
-          exchange_scores(s, own);
-        }
-        if (key + BN > mask_from || key < mask_below) apply_mask(own, key);
-        soften(own);
-      }
-      if (!late) add_values(base);
-      if (more) ring[stage * BN + threadIdx.x] = ring_entry(entry, later);
-      ahead = stage;
-      stage = stage + 1 == stages ? 0 : stage + 1;
-    }
-    if (late) add_values(stage_smem + ahead * Tile::STAGE);
   }
 };
 

@@ -91,7 +91,6 @@ inline float e4m3_value(uint8_t x) {
 template <class T> struct Math {
   static uint32_t pack(float lo, float hi) { return Scalar<T>::round(lo) | (uint32_t)Scalar<T>::round(hi) << 16; }
   static float2 unpack(uint32_t v) { return {Scalar<T>::widen((uint16_t)v), Scalar<T>::widen((uint16_t)(v >> 16))}; }
-  static uint32_t from_e4m3(uint32_t v) { return pack(e4m3_value((uint8_t)(v >> 8)), e4m3_value((uint8_t)(v >> 24))); }
   // m16n8k16: lane l holds row l / 4 (and 8 more) of A and D, column l / 4 of B, and elements 2 (l % 4) and the next.
   static void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t b[2] = {b0, b1};
