@@ -40,6 +40,30 @@ def run_extend(pool: Pool, extend: Extend, q: torch.Tensor, v_dim: int, *, rows:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize(("queries", "keys", "window"), [(4, 20, 0), (3, 1, 0), (70, 33, 5)])
+def test_a_step_of_a_draft_sees_the_prefix_and_a_choice_of_keys(
+    isa: str, dtype: torch.dtype, queries: int, keys: int, window: int
+) -> None:
+    eyas_native.set_isa(isa)
+    torch.manual_seed(queries)
+    pool = Pool.random(keys, dtype=dtype, heads=2, dim=64, v_dim=64, longest=700, requests=2)
+    q, out = torch.randn(2 * queries, 6, 64).to(dtype), torch.full((2 * queries, 6, 64), float("nan")).to(dtype)
+    lens, step = torch.tensor([600, keys]), torch.full((2,), queries)  # the second request has no prefix
+    chosen = torch.rand(2, queries, keys) < 0.4
+    eyas_native.tree_attention(
+        q, pool.k, pool.v, out, pool.req_to_token, torch.tensor([1, 0]), lens, step, torch.tensor([0, queries]),
+        scale=0.125, window=window, tree_mask=chosen.flatten(), tree_keys=keys,
+    )  # fmt: skip
+    for b in range(2):
+        prefix = torch.ones(queries, int(lens[b]) - keys, dtype=torch.bool)
+        seen = references.last_seen(torch.cat([prefix, chosen[b]], 1), window)
+        rows = slice(b * queries, (b + 1) * queries)
+        wanted, _ = references.attend(q[rows], *pool.keys(1 - b, int(lens[b])), seen, scale=0.125)
+        assert_close(out[rows], wanted, dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -62,6 +62,8 @@ BAD: list[tuple[str, Any]] = [
     ("extend_start", T([2**62, 3])),
     ("tree_mask", torch.ones(12, dtype=torch.bool)),
     ("tree_mask", torch.ones(13)),
+    ("tree_keys", -1),
+    ("tree_keys", 3),  # more than the second request's keys
     ("scale", float("nan")),
     ("logit_cap", -1.0),
     ("window", -1),
@@ -80,6 +82,16 @@ def test_bad_argument_is_named(name: str, value: Any) -> None:
     named = {"req_to_token": "req_to_token seq_lens", "seq_lens": "seq_lens extend_lens"}.get(name, name)
     assert any(one in str(raised.value) for one in named.split())
     assert name == "out" or (bad["out"] == 77.0).all(), "written although refused"
+
+
+@pytest.mark.parametrize(
+    ("mask", "named"), [(None, "tree_keys"), (torch.ones(9, dtype=torch.bool), "tree_mask")], ids=["missing", "short"]
+)
+def test_tree_keys_need_their_mask(mask: torch.Tensor | None, named: str) -> None:
+    eyas_native.tree_attention(**{**arguments(), "tree_mask": torch.ones(10, dtype=torch.bool), "tree_keys": 2})
+    with pytest.raises(eyas_native.ArgumentError) as raised:
+        eyas_native.tree_attention(**{**arguments(), "tree_mask": mask, "tree_keys": 2})
+    assert raised.value.where == named
 
 
 def test_all_mismatches_at_once() -> None:

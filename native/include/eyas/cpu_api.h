@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-#define EYAS_CPU_ABI 3
+#define EYAS_CPU_ABI 4
 
 enum { EYAS_CPU_FP32 = 0, EYAS_CPU_BF16 = 1, EYAS_CPU_FP16 = 2, EYAS_CPU_E4M3 = 3 }; /* e4m3: where it is named */
 
@@ -123,7 +123,8 @@ EYAS_API int32_t eyas_cpu_accept_commit(const eyas_cpu_commit *commit);
 /* ---- attention over a KV pool by token slot ------------------------------------------------------------------- */
 
 /* Queries of B requests, request b's at rows extend_start[b] .. + extend_lens[b] of q, its keys the slots
- * req_to_token[req_pool_indices[b], 0 .. seq_lens[b]), of which the last extend_lens[b] are the queries' own.
+ * req_to_token[req_pool_indices[b], 0 .. seq_lens[b]), of which the last extend_lens[b] are the queries' own
+ * (with tree_keys the last tree_keys are what tree_mask chooses from, the queries' own or not).
  * A query sees all keys before those, and among them: with tree_mask what its row says; else with causal those up to
  * itself; else all. Decode is extend_lens == extend_start == null: one query a request, seeing everything.
  * A query's result depends on the list of keys it sees alone, bit for bit: decode, tree and prefill agree. */
@@ -144,8 +145,9 @@ typedef struct {
   const int64_t *req_pool_indices, *seq_lens; /* [B] */
   const void *extend_lens, *extend_start;     /* [B], or null */
   int32_t extend_lens_i64, extend_start_i64;  /* i64, else i32 */
-  const uint8_t *tree_mask;      /* per request e * e, back to back, or null */
+  const uint8_t *tree_mask;      /* per request e * e (e * tree_keys), back to back, or null */
   uint64_t tree_mask_bytes;
+  int32_t tree_keys;             /* columns of the mask; 0: as many as queries. Needs a mask */
 } eyas_cpu_attention;
 
 EYAS_API int32_t eyas_cpu_attention_run(const eyas_cpu_attention *attention);

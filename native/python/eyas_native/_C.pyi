@@ -69,6 +69,7 @@ def attention(
     window: int,
     scale: float,
     logit_cap: float,
+    tree_keys: int,
 ) -> None: ...
 def kv_write(k: View, v: View, k_buffer: View, v_buffer: View, loc: View) -> None: ...
 def kv_move(

@@ -135,6 +135,7 @@ def tree_attention(
     window: int = 0,
     tree_mask: Tensor | None = None,
     causal: bool = True,
+    tree_keys: int = 0,
 ) -> None:
     """eyas_native.tree_attention."""
     eyas_native.tree_attention(
@@ -152,6 +153,7 @@ def tree_attention(
         window=window,
         tree_mask=tree_mask,
         causal=causal,
+        tree_keys=tree_keys,
     )
 
 

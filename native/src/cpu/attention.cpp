@@ -21,7 +21,7 @@ struct Plan {
 int64_t keys_of_rows(const Request& request, const eyas_cpu_attention& a, int64_t last_row) {
   if (a.extend_lens == nullptr) return request.prefix;
   const bool all = !request.causal || request.tree_mask != nullptr;
-  return request.prefix + (all ? request.length : last_row / (a.num_q_heads / a.num_kv_heads) + 1);
+  return request.prefix + (all ? request.tree : last_row / (a.num_q_heads / a.num_kv_heads) + 1);
 }
 
 Plan plan_with(const eyas_cpu_attention& a, const std::vector<Request>& requests, int64_t unit_rows) {

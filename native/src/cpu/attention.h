@@ -21,10 +21,11 @@ constexpr int64_t kMinRows = 24;        // fewer would not pay for bringing the 
 
 struct Request {
   const int32_t* slots;      // pool slot of each key
-  const uint8_t* tree_mask;  // [length, length] or null
+  const uint8_t* tree_mask;  // [length, tree] or null
   int64_t first_query;       // row of q
   int64_t length;            // queries
-  int64_t prefix;            // keys before the queries' own
+  int64_t tree;              // last keys: the queries' own, or those that the mask chooses from
+  int64_t prefix;            // keys before them
   bool causal;
   // With a tree mask: the tree columns that query i sees are seen[seen_from[i] .. seen_from[i + 1]).
   std::vector<int32_t> seen, seen_from;

@@ -27,6 +27,9 @@ void check_options(const eyas_cpu_attention& a) {
   if (a.head_dim < 1 || a.head_dim > 1024 || a.v_head_dim < 1 || a.v_head_dim > 1024)
     refuse(EYAS_CPU_BAD_ARGUMENT, "q", "head widths %d and %d|1 to 1024", a.head_dim, a.v_head_dim);
   if (a.window < 0) refuse(EYAS_CPU_BAD_ARGUMENT, "window", "%d|0 (none) or more", a.window);
+  if (a.tree_keys < 0 || (a.tree_keys > 0 && (a.tree_mask == nullptr || a.extend_lens == nullptr)))
+    refuse(EYAS_CPU_BAD_ARGUMENT, "tree_keys", "%d%s|0, or with a tree_mask more", a.tree_keys,
+           a.tree_mask == nullptr ? " without tree_mask" : "");
   if (!std::isfinite(a.scale)) refuse(EYAS_CPU_BAD_ARGUMENT, "scale", "%g|a finite number", a.scale);
   if (!std::isfinite(a.logit_cap) || a.logit_cap < 0.0f)
     refuse(EYAS_CPU_BAD_ARGUMENT, "logit_cap", "%g|0 (none) or more", a.logit_cap);
@@ -61,7 +64,11 @@ Request read_request(const eyas_cpu_attention& a, int64_t b) {
   } else {
     request.first_query = entry(a.extend_start, a.extend_start_i64 != 0, b);
     request.length = entry(a.extend_lens, a.extend_lens_i64 != 0, b);
-    request.prefix = keys - request.length;
+    request.tree = a.tree_keys > 0 ? a.tree_keys : request.length;
+    request.prefix = keys - request.tree;
+    if (a.tree_keys > keys)
+      refuse(EYAS_CPU_OUT_OF_RANGE, "tree_keys", "%d|0 to %lld, the seq_lens of request %lld", a.tree_keys,
+             static_cast<Long>(keys), static_cast<Long>(b));
     if (request.length < 0 || request.prefix < 0)
       refuse(EYAS_CPU_OUT_OF_RANGE, "extend_lens", "%lld for request %lld|0 to %lld, its seq_lens",
              static_cast<Long>(request.length), static_cast<Long>(b), static_cast<Long>(keys));
@@ -79,8 +86,8 @@ void list_seen(Request& request) {
   request.seen_from.reserve(static_cast<std::size_t>(request.length) + 1);
   request.seen_from.push_back(0);
   for (int64_t query = 0; query < request.length; ++query) {
-    const uint8_t* sees = request.tree_mask + query * request.length;
-    for (int64_t j = 0; j < request.length; ++j)
+    const uint8_t* sees = request.tree_mask + query * request.tree;
+    for (int64_t j = 0; j < request.tree; ++j)
       if (sees[j] != 0) request.seen.push_back(static_cast<int32_t>(j));
     request.seen_from.push_back(static_cast<int32_t>(request.seen.size()));
   }
@@ -101,10 +108,10 @@ std::vector<Request> read_requests(const eyas_cpu_attention& a) {
     Request& request = requests.back();
     if (a.tree_mask == nullptr || a.extend_lens == nullptr) continue;
     request.tree_mask = a.tree_mask + mask_bytes;
-    mask_bytes += static_cast<uint64_t>(request.length) * static_cast<uint64_t>(request.length);
+    mask_bytes += static_cast<uint64_t>(request.length) * static_cast<uint64_t>(request.tree);
   }
   if (mask_bytes > a.tree_mask_bytes)
-    refuse(EYAS_CPU_BAD_ARGUMENT, "tree_mask", "%llu entries|%llu, the sum of extend_lens squared",
+    refuse(EYAS_CPU_BAD_ARGUMENT, "tree_mask", "%llu entries|%llu, for each query as many as its request's masked keys",
            static_cast<unsigned long long>(a.tree_mask_bytes), static_cast<unsigned long long>(mask_bytes));
   for (Request& request : requests)
     if (request.tree_mask != nullptr) list_seen(request);

@@ -62,7 +62,7 @@ class Chunk {
       } else if (request_.causal) {
         row.last = request_.prefix + query + 1;
       } else {
-        row.last = request_.prefix + (a_.extend_lens == nullptr ? 0 : request_.length);
+        row.last = request_.prefix + request_.tree;
       }
       row.first = a_.window > 0 ? std::max<int64_t>(0, row.last - a_.window) : 0;
       first_ = std::min(first_, row.first);
@@ -123,12 +123,12 @@ class Chunk {
 
   // Scores [blocks][R, kBlock] and values of the tree's own keys, from which each row picks those it sees.
   void load_tree() {
-    const int64_t blocks = (request_.length + kBlock - 1) / kBlock;
+    const int64_t blocks = (request_.tree + kBlock - 1) / kBlock;
     float* scores = room(scratch_.tree_scores, blocks * unit_.rows * kBlock);
     float* values = room(scratch_.tree_values, blocks * kBlock * padded_);
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t start = request_.prefix + block * kBlock;
-      const int64_t count = std::min<int64_t>(kBlock, request_.length - block * kBlock);
+      const int64_t count = std::min<int64_t>(kBlock, request_.tree - block * kBlock);
       score(start, count, scores + block * unit_.rows * kBlock);
       if (!value_pairs_) load_values(start, count, values + block * kBlock * padded_);
     }

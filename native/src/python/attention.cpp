@@ -8,7 +8,7 @@ namespace {
 void attention(const py::object& q_, const py::object& k_, const py::object& v_, const py::object& out_,
                const py::object& lse_, const py::object& req_to_token_, const py::object& req_pool_indices_,
                const py::object& seq_lens_, const py::object& extend_lens_, const py::object& extend_start_,
-               const py::object& tree_mask_, bool causal, int32_t window, float scale, float logit_cap) {
+               const py::object& tree_mask_, bool causal, int32_t window, float scale, float logit_cap, int32_t tree_keys) {
   const View q(q_), k(k_), v(v_), out(out_), lse(lse_), req_to_token(req_to_token_),
       req_pool_indices(req_pool_indices_), seq_lens(seq_lens_), extend_lens(extend_lens_),
       extend_start(extend_start_), tree_mask(tree_mask_);
@@ -69,6 +69,7 @@ void attention(const py::object& q_, const py::object& k_, const py::object& v_,
   a.extend_start = extend_start.data();
   a.extend_lens_i64 = extend_lens.dtype == kI64;
   a.extend_start_i64 = extend_start.dtype == kI64;
+  a.tree_keys = tree_keys;
   if (tree_mask.present()) {
     a.tree_mask = tree_mask.data<uint8_t>();
     a.tree_mask_bytes = static_cast<uint64_t>(tree_mask.bytes());
