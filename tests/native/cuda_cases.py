@@ -177,7 +177,8 @@ def attention_case(rng: random.Random, mla: bool) -> str | None:
     return (
         f"error {error:.2e} worst row {worst:.2e} lse {lse_error:.2e}: {dtype} e4m3={e4m3} "
         f"trees={trees} heads={heads}/{groups} D={dk} "
-        f"page={page} prefixes={prefixes} window={window} mask={use_mask} tree_keys={tree_keys} flat={flat} ragged={ragged} {args['config']}"
+        f"page={page} prefixes={prefixes} window={window} mask={use_mask} "
+        f"tree_keys={tree_keys} flat={flat} ragged={ragged} {args['config']}"
     )
 
 

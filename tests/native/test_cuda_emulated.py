@@ -1,7 +1,7 @@
 """The attention kernels' own source, run on a CPU: every thread a fiber, the GPU's instructions replaced by emulation/.
 
 It shows what a kernel computes, whether it stays inside its shared memory and whether its barriers suffice. It does not
-show what a GPU makes of the instructions; for that there is cuda_fuzz.py. The tiles of PART 3 and 4 are left to a longer run:
+show what a GPU makes of the instructions; for that there is cuda_fuzz.py. PART 3 and 4 hold other tiles:
 
     g++ -std=c++17 -O1 -DPART=3 -Itests/native/emulation -Inative/include -Inative/src/cuda -include cuda.h \\
       tests/native/emulation/emulate.cpp -o emulate && ./emulate 100 1

@@ -114,14 +114,15 @@ def prepare(q: Any, *caches_out_index_lens: Any, **options: Any) -> Callable[[in
     k = HostView(caches[0])
     v = HostView(caches[-1])
     v.shape = (*v.shape[:2], out.shape[2])  # MLA: the first 512 components of k
-    n, one = options["max_tree"], selftest_attention.Memory
+    n, one, tree_keys = options["max_tree"], selftest_attention.Memory, options.get("tree_keys", 0)
+    columns = tree_keys or n
     mask = None  # causal
     if "mask" in options:
         words = (ctypes.c_uint32 * n).from_address(options["mask"].address)
-        mask = one("B", (n * n,), [words[i] >> j & 1 for i in range(n) for j in range(n)])
+        mask = one("B", (n * columns,), [words[i] >> j & 1 for i in range(n) for j in range(columns)])
     return lambda stream: eyas_native.tree_attention(
         HostView(q), k, v, HostView(out), HostView(table), one("q", (1,)), HostView(lens), one("q", (1,), [n]),
-        one("q", (1,)), scale=options["scale"], tree_mask=mask, lse=HostView(options["lse"]),
+        one("q", (1,)), scale=options["scale"], tree_mask=mask, tree_keys=tree_keys, lse=HostView(options["lse"]),
     )
 
 
@@ -141,7 +142,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_right_results_pass(on_host: None) -> None:
     checks = selftest_cuda.run(HostDriver())
     failed = {check.name: check.detail for check in checks if not check.passed}
-    assert len(checks) == 7 + 6 * 3 * 2
+    assert len(checks) == 7 + 6 * (3 * 2 + 1)
     assert failed.keys() == {check.name for check in checks if "e4m3" in check.name or "combine" in check.name}, failed
 
 

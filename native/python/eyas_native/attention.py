@@ -95,8 +95,8 @@ def tree_attention(
         window: above 0, of the keys that a query sees it keeps the last `window` (for a tree node: by depth).
         tree_mask: bool or u8, flat, e * e per request back to back: which of the queries' own keys each query sees.
             The keys before them are always seen. None: causal.
-        tree_keys: above 0, tree_mask holds e * tree_keys per request and chooses from the last tree_keys of its keys, the
-            queries' own or not: the queries of one step of a draft. Needs a tree_mask.
+        tree_keys: above 0, tree_mask holds e * tree_keys per request and chooses from its last tree_keys keys, be they
+            the queries' own or not: the queries of one step of a draft. Needs a tree_mask.
         causal: without a mask, whether a query sees only keys up to its own.
 
     Raises:
