@@ -38,6 +38,11 @@ def test_structs_mirror_the_header(name: str, tmp_path: Path) -> None:
     assert [int(x) for x in out.split()] == [*(getattr(mirror, f).offset for f in fields), ctypes.sizeof(mirror)]
 
 
+def test_abi_version_is_the_headers() -> None:
+    header = (ROOT / "native/include/eyas/cuda_api.h").read_text()
+    assert f"#define EYAS_CUDA_ABI {cuda_abi.ABI_VERSION} " in header
+
+
 def test_every_fault_is_named_at_once() -> None:
     q, out = torch.zeros(3, 8, 128, dtype=torch.float32), torch.zeros(3, 8, 64)
     k = torch.zeros(16, 2, 128, dtype=torch.float64)

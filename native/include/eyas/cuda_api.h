@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #define EYAS_API __attribute__((visibility("default")))
+#define EYAS_CUDA_ABI 4 /* what eyas_cuda_version() returns; rises when a struct or a call changes */
 
 #ifdef __cplusplus
 extern "C" {

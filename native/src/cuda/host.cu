@@ -53,7 +53,7 @@ int choose_splits(int blocks, int sm_count, int keys, int min_keys) {
 
 extern "C" {
 
-int eyas_cuda_version(void) { return 4; }
+int eyas_cuda_version(void) { return EYAS_CUDA_ABI; }
 
 const char *eyas_cuda_error_text(int code) {
   switch (code) {
