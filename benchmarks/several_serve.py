@@ -32,7 +32,6 @@ from eyas_serve.bench import measure
 from eyas_serve.client import Generation
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.events import Event
-from eyas_serve.flags import attention_flags
 from eyas_serve.handshake import READY
 from eyas_serve.progress import SERVING
 from eyas_serve.prompts import load_prompts
@@ -78,7 +77,7 @@ class Serve:
         """A server of a kind: `target alone`, `draft` or `draft, eyas attention`."""
         part, drafted = self.part, kind != "target alone"
         ours = kind.endswith("eyas attention")
-        extra = "" if part.cpu else " ".join([*attention_flags("eyas" if ours else "triton", drafted), *GPU_ARGS])
+        extra = "" if part.cpu else " ".join(["--attention-backend", "eyas" if ours else "triton", *GPU_ARGS])
         environment = {}
         if not part.cpu:
             first = number % len(part.gpus) if ranks == 1 else 0

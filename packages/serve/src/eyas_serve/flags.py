@@ -84,9 +84,3 @@ def engine_environment(config: ServeConfig, status_dir: Path, cores: list[int],
         environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, rank)) for rank in ranks)
         environment.setdefault("OMP_NUM_THREADS", str(share))
     return environment
-
-
-def attention_flags(backend: str, drafted: bool) -> list[str]:
-    """SGLang's flags for an attention backend; `eyas` only verifies, so a draft's own steps are given another."""
-    steps = ["--speculative-draft-attention-backend", "triton"] if backend == "eyas" and drafted else []
-    return ["--attention-backend", backend, *steps]

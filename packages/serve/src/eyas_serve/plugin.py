@@ -11,7 +11,7 @@ import os
 
 from eyas_serve.handshake import STATUS_DIR
 
-ATTENTION_SWITCH = "EYAS_ATTENTION"  # 1: the engine was started with --attention-backend eyas
+ATTENTION_SWITCH = "EYAS_ATTENTION"  # 1: the engine was started with eyas as an attention backend
 SWITCH = "EYAS_GUARD"  # 1 or enforce, report, off; with any of them the probe works
 
 

@@ -17,7 +17,6 @@ from eyas_contract.engines.sglang import server_flags
 from eyas_serve.bench import Run, measure
 from eyas_serve.client import Client
 from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig
-from eyas_serve.flags import attention_flags
 from eyas_serve.levels import Arm, Row, summarise_level
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
@@ -46,8 +45,7 @@ class Shape:
         arm: dict[str, Any] = {"draft": None} if is_alone(self.name) else {
             "steps": self.steps, "topk": self.topk, "num_draft_tokens": self.num_draft_tokens}
         if self.backend:
-            flags = attention_flags(self.backend, drafted=not is_alone(self.name))
-            arm["extra"] = " ".join(filter(None, [config.extra, *flags]))
+            arm["extra"] = " ".join(filter(None, [config.extra, "--attention-backend", self.backend]))
         return ServeConfig(**{**common, "run_dir": run_dir, **arm})
 
 

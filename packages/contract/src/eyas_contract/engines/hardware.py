@@ -82,7 +82,7 @@ BACKENDS: dict[str, Backend] = {
     "cutlass_mla": Backend(None, None, "no", frozenset({100, 103}), "mla"),
     "dual_chunk_flash_attn": Backend(None, None, "no", _ALL, "any"),
     "wave": Backend(None, None, "no", _ALL, "any"),
-    "eyas": Backend(None, None, "yes", _ALL, "any"),  # eyas-serve's own: target verification only, page size 1
+    "eyas": Backend((0, 5, 16), None, "yes", _ALL, "any"),  # eyas-serve's own: page size 1
 }
 PAGED_TREES = {"flashinfer": _FIRST, "fa3": _FIRST, "triton": (0, 5, 12)}  # topk > 1 with page size > 1
 MLA_TARGETS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM",

@@ -4,8 +4,8 @@
 
 SGLang spawns its schedulers, and a spawned child imports the main module again (as `__mp_main__`): what a process needs
 before it imports SGLang is therefore done at import, in every process alike. (On a CPU they are forked instead, unless
-EYAS_CPU_SPAWN is 1.) On a GPU nothing is changed, but for `--attention-backend eyas`, which SGLang's own parser would
-not know.
+EYAS_CPU_SPAWN is 1.) On a GPU nothing is changed, but for `eyas` as an attention backend, which SGLang's own parser
+would not know.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import warnings
 from eyas_serve.plugin import ATTENTION_SWITCH
 
 CPU_SWITCH = "EYAS_ENGINE_CPU"
+ATTENTION_FLAGS = ("--attention-backend", "--speculative-draft-attention-backend")
 
 
 def says(argv: list[str], flag: str, value: str) -> bool:
@@ -39,7 +40,7 @@ def main() -> None:
 if __name__ == "__main__":  # both inherited by the spawned processes, whose arguments are not these
     if says(sys.argv[1:], "--device", "cpu"):
         os.environ[CPU_SWITCH] = "1"
-    if says(sys.argv[1:], "--attention-backend", "eyas"):
+    if any(says(sys.argv[1:], flag, "eyas") for flag in ATTENTION_FLAGS):
         os.environ[ATTENTION_SWITCH] = "1"
 if __name__ in ("__main__", "__mp_main__") and os.environ.get(CPU_SWITCH) == "1":
     from eyas_serve.engine.cpu import prepare_cpu
