@@ -1,32 +1,44 @@
 """One target and draft served by SGLang with different attention backends: the same long prompts, side by side.
 
-    python benchmarks/serve_attention.py --target T --draft D --prompts P.jsonl --context 7500 --out OUT.json
+    python benchmarks/serve_attention.py --target T --draft D --prompts P.jsonl --contexts 7500 --out OUT.json
+    python benchmarks/serve_attention.py --random mla64 --tokenizer T --contexts 8192 65000 --together --out OUT.json
 
-Each backend serves the target with the same tree; prompts are made by joining the file's texts up to the wanted length.
-Printed: tokens/s, acceptance length, milliseconds a round, and how many outputs equal those of the first backend. Where
-two differ, the server at hand is asked for the two best log-probabilities at that place: their gap is the near tie
-that was decided otherwise.
+Each backend is one server, with the same tree, that answers all prompts: of a file, joined up to the wanted length, or
+random tokens for a model of random weights (`random_models.py`, written first). Printed for each context: tokens/s,
+acceptance length, milliseconds a round, the GPU's milliseconds a round in the target's verification, the draft's steps
+and its extension, and how many outputs equal those of the first backend. Where two differ, the server at hand is asked
+for the two best log-probabilities at that place: their gap is the near tie that was decided otherwise. A backend that
+cannot serve the model is a row with its words. With --together all servers start at once, and are measured one at a
+time. The servers' logs are kept beside OUT.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
+import shutil
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+from host import expose_plugin
+from random_models import random_pair, random_prompts
 
 from eyas_contract.contract import write_text_atomic
 from eyas_serve.acceptance import Acceptance
-from eyas_serve.client import Generation
+from eyas_serve.client import Client, Generation
 from eyas_serve.config import ServeConfig
-from eyas_serve.flags import attention_flags
 from eyas_serve.prompts import load_prompts
 from eyas_serve.server import Server
 
 Prompts = list[list[int]]
+EXECUTION = re.compile(r'^sglang:forward_execution_seconds_total\{.*category="(\w+)".*\} (\S+)$', re.MULTILINE)
+PARTS = {"target_verify": "verify", "eagle_draft": "draft_steps", "eagle_draft_extend": "draft_extension"}
 
 
 def long_prompts(path: Path, target: Path, context: int, count: int) -> Prompts:
@@ -44,30 +56,52 @@ def long_prompts(path: Path, target: Path, context: int, count: int) -> Prompts:
     return result
 
 
-def serve(options: argparse.Namespace, backend: str, prompts: Prompts) -> tuple[dict[str, Any], list[Generation]]:
-    """All prompts through one backend, one at a time; the first is sent twice and counted once."""
-    flags = [*attention_flags(backend, drafted=True), "--page-size", "1"]
+def make_server(options: argparse.Namespace, backend: str) -> Server:
+    """A server with this backend; not yet started."""
+    flags, longest = ["--attention-backend", backend, "--page-size", "1"], max(options.contexts)
+    scale: dict[str, Any] = {}
+    if options.random:  # one prompt is one chunk: over MLA, Triton's attention to a cached prefix takes far longer
+        scale = {"max_total_tokens": options.count * sum(options.contexts) + 16384, "mem_fraction": 0.8,
+                 "cuda_graph_max_bs": 2}
+        flags += ["--chunked-prefill-size", str(longest + 1024), "--max-prefill-tokens", str(longest + 1024),
+                  "--max-running-requests", "2"]
     config = ServeConfig(target=options.target, draft=options.draft, dtype="bfloat16", port=0, steps=options.steps,
-                         topk=options.topk, num_draft_tokens=options.num_draft_tokens, radix_cache=False,
-                         preflight=False, extra=shlex.join([*flags, *shlex.split(options.extra)]))
-    with Server(config, print) as server:
-        row, answers = measured(server, prompts, options.max_new_tokens, options.reference)
-    return {"backend": backend, **row}, answers
+                         topk=options.topk, num_draft_tokens=options.num_draft_tokens, radix_cache=bool(options.random),
+                         preflight=False, acceptance_floor=0.0 if options.random else 1.05,
+                         environment={"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}, run_dir=options.work / backend,
+                         extra=shlex.join([*flags, *shlex.split(options.extra)]), **scale)
+    return Server(config, lambda text: print(f"[{backend}] {text}", flush=True))
+
+
+def gpu_seconds(client: Client) -> dict[str, float]:
+    """Seconds that the GPU spent in each part of a round so far; empty where the server does not time them."""
+    status, content = client.get("/metrics")
+    found = dict(EXECUTION.findall(content.decode())) if status == 200 else {}
+    return {name: float(found[part]) for part, name in PARTS.items() if part in found}
 
 
 def measured(server: Server, prompts: Prompts, max_new_tokens: int,
              reference: list[Generation] | None) -> tuple[dict[str, Any], list[Generation]]:
-    """All prompts through a running server, one at a time, greedy; compared with the reference's answers."""
-    server.client.generate(prompts[0], max_new_tokens, ignore_eos=True)
+    """All prompts through a running server, one at a time, greedy; compared with the reference's answers.
+
+    Each is asked thrice: for one token; for one again, which takes as long as the answer's own prompt pass will, be it
+    read from the cache or not; and for the answer.
+    """
+    server.client.generate(prompts[0][:1024][::-1], max_new_tokens, ignore_eos=True)
     first = [server.client.generate(ids, 1, ignore_eos=True).seconds for ids in prompts]
+    again = [server.client.generate(ids, 1, ignore_eos=True).seconds for ids in prompts]
+    before = gpu_seconds(server.client)
     answers = [server.client.generate(ids, max_new_tokens, ignore_eos=True) for ids in prompts]
+    after = gpu_seconds(server.client)
     gaps = near_ties(server.url, prompts, answers, reference) if reference else []
-    seconds = sum(answer.seconds for answer in answers) - sum(first)
+    seconds = sum(answer.seconds for answer in answers) - sum(again)
     acceptance = Acceptance.of(answer.histogram for answer in answers)
     tokens = sum(len(answer.output_ids) - 1 for answer in answers)
     return {"decode_tokens_per_second": round(tokens / seconds, 2),
             "prompt_seconds": round(sum(first), 3), "acceptance_length": round(acceptance.length, 4),
             "milliseconds_a_round": round(1e3 * seconds * acceptance.length / tokens, 3),
+            "gpu_milliseconds_a_round": {name: round(1e3 * (after[name] - before.get(name, 0.0)) / acceptance.rounds, 3)
+                                         for name in after if acceptance.rounds},
             "differing": gaps}, answers
 
 
@@ -90,34 +124,95 @@ def near_ties(url: str, prompts: Prompts, answers: list[Generation],
     return found
 
 
-def main() -> None:
-    """Command line."""
+class Comparison:
+    """The rows so far, written after each of them, and the answers of the first backend that gave any."""
+
+    def __init__(self, options: argparse.Namespace, prompts: dict[int, Prompts]) -> None:
+        self.out, self.prompts, self.new_tokens = options.out, prompts, options.max_new_tokens
+        self.reference: dict[int, list[Generation]] = {}
+        settings = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()
+                    if key not in ("out", "work")}
+        self.result: dict[str, Any] = {"settings": settings, "rows": [], "prompt_tokens": {
+            context: [len(ids) for ids in rows] for context, rows in prompts.items()}}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row and print it."""
+        self.result["rows"].append(row)
+        write_text_atomic(self.out, json.dumps(self.result, indent=1) + "\n")
+        print(json.dumps(row), flush=True)
+
+    def measure(self, backend: str, server: Server, starting: list[str]) -> None:
+        """All contexts through one server; `starting` names the servers that were still busy starting."""
+        for context, prompts in self.prompts.items():
+            row: dict[str, Any] = {"backend": backend, "context": context, **({"beside": starting} if starting else {})}
+            try:
+                found, answers = measured(server, prompts, self.new_tokens, self.reference.get(context))
+            except Exception as error:  # other contexts and backends go on
+                self.add(row | {"error": f"{type(error).__name__}: {error}"[-2000:]})
+                continue
+            reference = self.reference.setdefault(context, answers)
+            same = sum(ours.output_ids == theirs.output_ids for ours, theirs in zip(answers, reference, strict=True))
+            self.add(row | found | {"identical": same, "of": len(answers)})
+
+
+def compare(options: argparse.Namespace, comparison: Comparison) -> None:
+    """Serve with each backend; started all at once, or one after the other."""
+    servers = {backend: make_server(options, backend) for backend in options.backends}
+    with ThreadPoolExecutor(len(servers)) as pool:
+        begun = time.monotonic()
+        starting = {name: pool.submit(server.start) for name, server in servers.items()} if options.together else {}
+        for backend, server in servers.items():
+            begun = begun if options.together else time.monotonic()
+            start: Future[Server] = starting.get(backend) or pool.submit(server.start)
+            try:
+                start.result(max(options.start_limit - (time.monotonic() - begun), 1.0))
+                comparison.measure(backend, server, [name for name, other in starting.items() if not other.done()])
+            except Exception as error:  # a backend that cannot serve this is a result; the others go on
+                text = str(error)[-2000:] or f"{type(error).__name__} after {time.monotonic() - begun:.0f} s"
+                comparison.add({"backend": backend, "error": text})
+            finally:
+                server.stop(grace=0.0)
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("target", "draft", "prompts", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    for name, default in (("context", 7500), ("count", 8), ("max-new-tokens", 192), ("steps", 3), ("topk", 4),
-                          ("num-draft-tokens", 16)):
+    for name in ("target", "draft", "prompts", "tokenizer", "work"):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--random", choices=("gqa64", "mla64"), help="write such a model; needs --tokenizer")
+    parser.add_argument("--contexts", "--context", type=int, nargs="+", default=[7500])
+    for name, default in (("layers", 5), ("count", 8), ("max-new-tokens", 192), ("steps", 3), ("topk", 4),
+                          ("num-draft-tokens", 16), ("start-limit", 240)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--backends", nargs="+", default=["triton", "eyas", "flashinfer"])
+    parser.add_argument("--together", action="store_true")
     parser.add_argument("--extra", default="")
     options = parser.parse_args()
-    prompts = long_prompts(options.prompts, options.target, options.context, options.count)
-    result: dict[str, Any] = {"settings": {key: value.name if isinstance(value, Path) else value
-                                           for key, value in vars(options).items() if key != "out"},
-                              "prompt_tokens": [len(ids) for ids in prompts], "rows": []}
-    options.reference = None
-    for backend in options.backends:
-        try:
-            row, answers = serve(options, backend, prompts)
-        except Exception as error:  # a backend that cannot serve this is a result; the others go on
-            row, answers = {"backend": backend, "error": str(error)[-2000:]}, None
-        options.reference = options.reference or answers
-        if answers is not None:
-            row["identical"] = sum(ours.output_ids == theirs.output_ids
-                                   for ours, theirs in zip(answers, options.reference, strict=True))
-        result["rows"].append(row)
-        write_text_atomic(options.out, json.dumps(result, indent=1) + "\n")
-        print(json.dumps(row), flush=True)
+    wanted = ("tokenizer",) if options.random else ("target", "draft", "prompts")
+    if missing := [f"--{name}" for name in wanted if getattr(options, name) is None]:
+        parser.error(f"{', '.join(missing)} missing")
+    return options
+
+
+def main() -> None:
+    """Command line."""
+    options = parsed()
+    options.work = Path(tempfile.mkdtemp(prefix="eyas-attention-", dir=options.work))
+    expose_plugin(options.work / "entry", "eyas-serve")
+    if options.random:
+        options.target, options.draft = random_pair(options.random, options.work, options.tokenizer, options.layers)
+        prompts = {context: random_prompts(options.target, context, options.count) for context in options.contexts}
+    else:
+        prompts = {context: long_prompts(options.prompts, options.target, context, options.count)
+                   for context in options.contexts}
+    logs = options.out.with_suffix("")
+    try:
+        compare(options, Comparison(options, prompts))
+    finally:
+        for log in options.work.glob("*/server.log"):
+            shutil.copy(log, f"{logs}-{log.parent.name}.log")
+        shutil.rmtree(options.work, ignore_errors=True)
 
 
 if __name__ == "__main__":

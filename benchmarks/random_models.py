@@ -1,0 +1,168 @@
+"""A target and an EAGLE-3 draft of random weights and few layers, as wide as real ones, for `serve_attention.py`.
+
+`gqa64`: a Llama of 64 query heads on 8, width 128. `mla64`: a DeepSeek-V3 without experts, 64 heads over a latent of
+512 + 64. Draft and target share one table of tensors (`eyas_contract.draft_tensors`): a target's layers are shaped like
+a draft's later ones. What they say means nothing, but is said surely: scores are as spread as in a trained model, so
+that attention decides the next token, and only `SPOKEN` tokens have any weight in the heads, which makes near ties rare
+and gives a draft that knows nothing some accepted tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoTokenizer, DeepseekV3Config, LlamaConfig
+
+from eyas_contract import CaptureSpec, Contract, DraftSpec, TargetSpec, VocabMap, draft_tensors, store_tensors
+from eyas_contract.draft import MlaSizes
+from eyas_contract.engines import sglang
+
+SPOKEN = 16
+SHARPNESS = 6.0  # of the heads
+# Factors of the usual 0.02: scores get a standard deviation of about 3, and attention outweighs the MLP.
+FACTORS = {"q_proj": 2.0, "q_b_proj": 3.0, "down_proj": 0.5}
+YARN = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 17.5, "original_max_position_embeddings": 4096,
+        "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+LATENT = MlaSizes(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of both models; MLA reads q_rank and those of `MlaSizes`, GQA kv_heads and width."""
+
+    hidden: int = 4096
+    inner: int = 2048
+    heads: int = 64
+    kv_heads: int = 8
+    width: int = 128
+    mla: MlaSizes = LATENT
+    draft_vocab: int = 4096
+    positions: int = 70000
+
+
+TINY = Sizes(64, 96, 4, 2, 16, MlaSizes(48, 32, 16, 8, 16), 64, 2048)
+
+
+def random_pair(kind: str, folder: Path, tokenizer: Path, layers: int, sizes: Sizes = Sizes(),
+                dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> tuple[Path, Path]:
+    """Write `folder/target` and `folder/draft`.
+
+    Args:
+        kind: `gqa64` or `mla64`.
+        tokenizer: a model's folder, whose tokenizer and vocabulary they take.
+        layers: of the target, 5 or more (the states captured are those after the last layers but one).
+        dtype, device: of the weights, and where they are drawn.
+    """
+    torch.manual_seed(0)
+    words, vocab = AutoTokenizer.from_pretrained(tokenizer), TargetSpec.from_folder(tokenizer).vocab_size
+    target = folder / "target"
+    target.mkdir(parents=True)
+    words.save_pretrained(target)
+    _write_config(kind, target, sizes, layers, vocab, words)
+    spec = TargetSpec.from_folder(target)
+    ids = tuple(range(1, 2 * sizes.draft_vocab, 2))
+    spoken = random.Random(0).sample(range(sizes.draft_vocab), SPOKEN)
+    name = str(dtype).removeprefix("torch.")
+    mla = sizes.mla if kind == "mla64" else None
+    draft = DraftSpec(
+        kind="mla" if mla else "llama", num_layers=1, hidden_size=sizes.hidden, intermediate_size=sizes.inner,
+        num_heads=sizes.heads, num_kv_heads=sizes.heads if mla else sizes.kv_heads,
+        head_dim=mla.qk_head_dim if mla else sizes.width, target_hidden_size=sizes.hidden, num_aux=3,
+        draft_vocab_size=len(ids), target_vocab_size=vocab, max_position_embeddings=sizes.positions, rope=spec.rope,
+        rms_norm_eps=spec.rms_norm_eps, hidden_act="silu", fc_norm=False, norm_output=False, own_embedding=False,
+        dtype=name, mla=mla)
+    capture = CaptureSpec((layers - 4, layers - 3, layers - 2), sizes.hidden, "pre_norm",
+                          store_tensors({"bfloat16": "BF16", "float32": "F32"}[name]), sizes.positions)
+    contract = Contract(spec, capture, VocabMap(vocab, ids), draft)
+    _save(target, _target_weights(draft, layers, vocab, [ids[word] for word in spoken], dtype, device))
+    _write_draft(folder / "draft", contract, _draft_weights(draft, spoken, dtype, device))
+    return target, folder / "draft"
+
+
+def random_prompts(target: Path, context: int, count: int) -> list[list[int]]:
+    """`count` prompts of `context` token ids, the same in every run."""
+    draw, vocab = random.Random(context), TargetSpec.from_folder(target).vocab_size
+    return [[draw.randrange(vocab // 8, vocab // 2) for _ in range(context)] for _ in range(count)]
+
+
+def _write_config(kind: str, folder: Path, sizes: Sizes, layers: int, vocab: int, words: Any) -> None:
+    common: dict[str, Any] = {
+        "vocab_size": vocab, "hidden_size": sizes.hidden, "intermediate_size": sizes.inner, "num_hidden_layers": layers,
+        "num_attention_heads": sizes.heads, "max_position_embeddings": sizes.positions, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": words.eos_token_id,
+        "pad_token_id": words.pad_token_id, "dtype": "bfloat16"}
+    if kind == "gqa64":
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
+        LlamaConfig(**common, num_key_value_heads=sizes.kv_heads, head_dim=sizes.width, rope_parameters=rope,
+                    architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+        older: dict[str, Any] = {"rope_theta": 1e6}
+    else:
+        m = sizes.mla
+        DeepseekV3Config(
+            **common, num_key_value_heads=sizes.heads, q_lora_rank=m.q_lora_rank, kv_lora_rank=m.kv_lora_rank,
+            qk_nope_head_dim=m.qk_nope_head_dim, qk_rope_head_dim=m.qk_rope_head_dim, v_head_dim=m.v_head_dim,
+            first_k_dense_replace=layers, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1,
+            moe_intermediate_size=32, rope_parameters=YARN, architectures=["DeepseekV3ForCausalLM"],
+        ).save_pretrained(folder)
+        scaling = {key: value for key, value in YARN.items() if key not in ("rope_theta", "rope_type")}
+        older = {"rope_theta": YARN["rope_theta"], "rope_scaling": scaling | {"type": "yarn"}, "moe_layer_freq": 1}
+    path = folder / "config.json"  # SGLang reads the older names
+    path.write_text(json.dumps(json.loads(path.read_text()) | older))
+
+
+def _random(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    if len(shape) == 1:  # a norm
+        return torch.ones(shape, dtype=dtype, device=device)
+    value = torch.randn(shape, dtype=dtype, device=device) * 0.02
+    return value * FACTORS.get(name.split(".")[-2], 1.0)
+
+
+def _head(rows: int, hidden: int, spoken: list[int], dtype: torch.dtype, device: str) -> torch.Tensor:
+    head = torch.zeros(rows, hidden, dtype=dtype, device=device)
+    head[spoken] = torch.randn(len(spoken), hidden, dtype=dtype, device=device) * 0.02 * SHARPNESS
+    return head
+
+
+def _target_weights(draft: DraftSpec, layers: int, vocab: int, spoken: list[int], dtype: torch.dtype,
+                    device: str) -> dict[str, torch.Tensor]:
+    """A target's weights in Hugging Face's names."""
+    deep = DraftSpec(**{**vars(draft), "num_layers": layers + 1})
+    weights = {"model.embed_tokens.weight": _random("embed_tokens.weight", (vocab, draft.hidden_size), dtype, device),
+               "model.norm.weight": _random("norm.weight", (draft.hidden_size,), dtype, device),
+               "lm_head.weight": _head(vocab, draft.hidden_size, spoken, dtype, device)}
+    for name, shape in draft_tensors(deep).items():
+        part = name.split(".")
+        if part[0] == "layers" and part[1] != "0" and part[2] != "hidden_norm":  # layer 0 reads two inputs
+            ours = ".".join(("model.layers", str(int(part[1]) - 1), *part[2:]))
+            weights[ours] = _random(name, shape, dtype, device)
+    return weights
+
+
+def _draft_weights(draft: DraftSpec, spoken: list[int], dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
+    """A draft's weights in the names it is exported by."""
+    weights = {sglang.export_name(name): _random(name, shape, dtype, device)
+               for name, shape in draft_tensors(draft).items()}
+    weights[sglang.export_name("lm_head.weight")] = _head(draft.draft_vocab_size, draft.hidden_size, spoken, dtype,
+                                                          device)
+    return weights
+
+
+def _write_draft(folder: Path, contract: Contract, weights: dict[str, torch.Tensor]) -> None:
+    assert contract.vocab is not None
+    folder.mkdir()
+    contract.save(folder)
+    (folder / "config.json").write_text(json.dumps(sglang.export_config(contract)))
+    _save(folder, weights | {"d2t": torch.tensor(contract.vocab.d2t()), "t2d": torch.tensor(contract.vocab.t2d())})
+
+
+def _save(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / "model.safetensors",
+              metadata={"format": "pt"})
