@@ -9,6 +9,7 @@ and gives a draft that knows nothing some accepted tokens.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Sizes:
 TINY = Sizes(64, 96, 4, 2, 16, MlaSizes(48, 32, 16, 8, 16), 64, 2048)
 
 
-def random_pair(kind: str, folder: Path, tokenizer: Path, layers: int, sizes: Sizes = Sizes(),
+def random_pair(kind: str, folder: Path, tokenizer: Path, layers: int, draft_kind: str = "", sizes: Sizes = Sizes(),
                 dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> tuple[Path, Path]:
     """Write `folder/target` and `folder/draft`.
 
@@ -59,32 +60,37 @@ def random_pair(kind: str, folder: Path, tokenizer: Path, layers: int, sizes: Si
         kind: `gqa64` or `mla64`.
         tokenizer: a model's folder, whose tokenizer and vocabulary they take.
         layers: of the target, 5 or more (the states captured are those after the last layers but one).
+        draft_kind: as `kind`; the target's where it is empty.
         dtype, device: of the weights, and where they are drawn.
     """
     torch.manual_seed(0)
     words, vocab = AutoTokenizer.from_pretrained(tokenizer), TargetSpec.from_folder(tokenizer).vocab_size
-    target = folder / "target"
+    target, draft = folder / "target", folder / "draft"
     target.mkdir(parents=True)
     words.save_pretrained(target)
     _write_config(kind, target, sizes, layers, vocab, words)
-    spec = TargetSpec.from_folder(target)
-    ids = tuple(range(1, 2 * sizes.draft_vocab, 2))
+    spec, ids = TargetSpec.from_folder(target), tuple(range(1, 2 * sizes.draft_vocab, 2))
     spoken = random.Random(0).sample(range(sizes.draft_vocab), SPOKEN)
     name = str(dtype).removeprefix("torch.")
+    capture = CaptureSpec((layers - 4, layers - 3, layers - 2), sizes.hidden, "pre_norm",
+                          store_tensors({"bfloat16": "BF16", "float32": "F32"}[name]), sizes.positions)
+    like = _draft_spec(kind, sizes, spec, name)
+    _save(target, _target_weights(like, layers, vocab, [ids[word] for word in spoken], dtype, device))
+    contract = Contract(TargetSpec.from_folder(target), capture, VocabMap(vocab, ids),  # read again: now with weights
+                        _draft_spec(draft_kind or kind, sizes, spec, name))
+    _write_draft(draft, contract, spoken, dtype, device)
+    return target, draft
+
+
+def _draft_spec(kind: str, sizes: Sizes, target: TargetSpec, dtype: str) -> DraftSpec:
     mla = sizes.mla if kind == "mla64" else None
-    draft = DraftSpec(
+    return DraftSpec(
         kind="mla" if mla else "llama", num_layers=1, hidden_size=sizes.hidden, intermediate_size=sizes.inner,
         num_heads=sizes.heads, num_kv_heads=sizes.heads if mla else sizes.kv_heads,
         head_dim=mla.qk_head_dim if mla else sizes.width, target_hidden_size=sizes.hidden, num_aux=3,
-        draft_vocab_size=len(ids), target_vocab_size=vocab, max_position_embeddings=sizes.positions, rope=spec.rope,
-        rms_norm_eps=spec.rms_norm_eps, hidden_act="silu", fc_norm=False, norm_output=False, own_embedding=False,
-        dtype=name, mla=mla)
-    capture = CaptureSpec((layers - 4, layers - 3, layers - 2), sizes.hidden, "pre_norm",
-                          store_tensors({"bfloat16": "BF16", "float32": "F32"}[name]), sizes.positions)
-    contract = Contract(spec, capture, VocabMap(vocab, ids), draft)
-    _save(target, _target_weights(draft, layers, vocab, [ids[word] for word in spoken], dtype, device))
-    _write_draft(folder / "draft", contract, _draft_weights(draft, spoken, dtype, device))
-    return target, folder / "draft"
+        draft_vocab_size=sizes.draft_vocab, target_vocab_size=target.vocab_size,
+        max_position_embeddings=sizes.positions, rope=target.rope, rms_norm_eps=target.rms_norm_eps, hidden_act="silu",
+        fc_norm=False, norm_output=False, own_embedding=False, dtype=dtype, mla=mla)
 
 
 def random_prompts(target: Path, context: int, count: int) -> list[list[int]]:
@@ -131,13 +137,13 @@ def _head(rows: int, hidden: int, spoken: list[int], dtype: torch.dtype, device:
     return head
 
 
-def _target_weights(draft: DraftSpec, layers: int, vocab: int, spoken: list[int], dtype: torch.dtype,
+def _target_weights(like: DraftSpec, layers: int, vocab: int, spoken: list[int], dtype: torch.dtype,
                     device: str) -> dict[str, torch.Tensor]:
-    """A target's weights in Hugging Face's names."""
-    deep = DraftSpec(**{**vars(draft), "num_layers": layers + 1})
-    weights = {"model.embed_tokens.weight": _random("embed_tokens.weight", (vocab, draft.hidden_size), dtype, device),
-               "model.norm.weight": _random("norm.weight", (draft.hidden_size,), dtype, device),
-               "lm_head.weight": _head(vocab, draft.hidden_size, spoken, dtype, device)}
+    """A target's weights in Hugging Face's names, its layers shaped as those of a draft like it."""
+    deep = dataclasses.replace(like, num_layers=layers + 1)
+    weights = {"model.embed_tokens.weight": _random("embed_tokens.weight", (vocab, like.hidden_size), dtype, device),
+               "model.norm.weight": _random("norm.weight", (like.hidden_size,), dtype, device),
+               "lm_head.weight": _head(vocab, like.hidden_size, spoken, dtype, device)}
     for name, shape in draft_tensors(deep).items():
         part = name.split(".")
         if part[0] == "layers" and part[1] != "0" and part[2] != "hidden_norm":  # layer 0 reads two inputs
@@ -146,21 +152,18 @@ def _target_weights(draft: DraftSpec, layers: int, vocab: int, spoken: list[int]
     return weights
 
 
-def _draft_weights(draft: DraftSpec, spoken: list[int], dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
-    """A draft's weights in the names it is exported by."""
-    weights = {sglang.export_name(name): _random(name, shape, dtype, device)
-               for name, shape in draft_tensors(draft).items()}
-    weights[sglang.export_name("lm_head.weight")] = _head(draft.draft_vocab_size, draft.hidden_size, spoken, dtype,
-                                                          device)
-    return weights
-
-
-def _write_draft(folder: Path, contract: Contract, weights: dict[str, torch.Tensor]) -> None:
+def _write_draft(folder: Path, contract: Contract, spoken: list[int], dtype: torch.dtype, device: str) -> None:
     assert contract.vocab is not None
+    assert contract.draft is not None
+    weights = {sglang.export_name(name): _random(name, shape, dtype, device)
+               for name, shape in draft_tensors(contract.draft).items()}
+    head = _head(contract.draft.draft_vocab_size, contract.draft.hidden_size, spoken, dtype, device)
+    weights |= {sglang.export_name("lm_head.weight"): head, "d2t": torch.tensor(contract.vocab.d2t()),
+                "t2d": torch.tensor(contract.vocab.t2d())}
     folder.mkdir()
     contract.save(folder)
     (folder / "config.json").write_text(json.dumps(sglang.export_config(contract)))
-    _save(folder, weights | {"d2t": torch.tensor(contract.vocab.d2t()), "t2d": torch.tensor(contract.vocab.t2d())})
+    _save(folder, weights)
 
 
 def _save(folder: Path, weights: dict[str, torch.Tensor]) -> None:

@@ -181,6 +181,7 @@ def parsed() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--random", choices=("gqa64", "mla64"), help="write such a model; needs --tokenizer")
+    parser.add_argument("--draft-kind", choices=("gqa64", "mla64"), default="", help="the draft's; else the target's")
     parser.add_argument("--contexts", "--context", type=int, nargs="+", default=[7500])
     for name, default in (("layers", 5), ("count", 8), ("max-new-tokens", 192), ("steps", 3), ("topk", 4),
                           ("num-draft-tokens", 16), ("start-limit", 240)):
@@ -201,7 +202,8 @@ def main() -> None:
     options.work = Path(tempfile.mkdtemp(prefix="eyas-attention-", dir=options.work))
     expose_plugin(options.work / "entry", "eyas-serve")
     if options.random:
-        options.target, options.draft = random_pair(options.random, options.work, options.tokenizer, options.layers)
+        options.target, options.draft = random_pair(options.random, options.work, options.tokenizer, options.layers,
+                                                    options.draft_kind)
         prompts = {context: random_prompts(options.target, context, options.count) for context in options.contexts}
     else:
         prompts = {context: long_prompts(options.prompts, options.target, context, options.count)
