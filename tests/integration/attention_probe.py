@@ -80,11 +80,16 @@ def softmax_over(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: f
     return torch.einsum("htl,lhd->thd", weights, values.repeat_interleave(group, 1))
 
 
+launches: list[tuple[int, ...]] = []  # the addresses that a recorded graph would keep
+
+
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: Tensor, seq_lens: Tensor, *, max_tree: int,
                    scale: float, index_rows: Tensor, workspace: Tensor, max_seq_len: int, mask: Tensor | None = None,
                    q_start: Tensor | None = None, seq_lens_are_prefix: bool = False, tree_keys: int = 0) -> None:
     """The contract of `eyas_native.cuda.tree_attn_gqa`."""
     batch = seq_lens.shape[0]
+    launches.append((k.data_ptr(), index.data_ptr(), seq_lens.data_ptr(), index_rows.data_ptr(), workspace.data_ptr(),
+                     0 if mask is None else mask.data_ptr()))
     starts = [b * max_tree for b in range(batch + 1)] if q_start is None else q_start.tolist()
     assert q_start is not None or q.shape[0] == batch * max_tree
     assert (seq_lens.dtype, index_rows.dtype, workspace.numel()) == (torch.int64, torch.int64, 64)
@@ -177,8 +182,11 @@ def decode_steps(kind: str, topk: int, batch: int, steps: int) -> None:
         forward = SimpleNamespace(forward_mode=ForwardMode.DECODE, seq_lens=lens, req_pool_indices=rows,
                                   out_cache_loc=places[step])
         backend.init_forward_metadata_out_graph(forward)
+        ours.forward(*new_tokens(kind, bs), layer, forward)
         q, k, v = new_tokens(kind, bs)
         found = ours.forward(q, k, v, layer, forward).view(bs, HEADS, -1)
+        assert launches[-2] == launches[-1], "what a graph recorded stays where it is"
+        assert launches[-1][1:4] == (table.data_ptr(), lens.data_ptr(), rows.data_ptr()), "the runner's own buffers"
         assert torch.equal(runner.pool.k[places[step]].flatten(1), k), "the step's own keys are in the cache"
         for query in range(bs):
             listed = indices[step, indptr[step, query]:indptr[step, query + 1]]
