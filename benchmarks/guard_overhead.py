@@ -6,7 +6,8 @@
 with the same flags and no plug-in at all. Both stay up; the same prompts, with the same number of tokens to generate,
 go to one and then to the other, in the order on off, off on, on off, ... so that a drift of the machine cancels. Many
 short pairs, and of their ratios of tokens/s, on / off, the median, which a disturbed pair does not move; its interval
-is the sign test's, 95 % whatever the distribution.
+is the sign test's, 95 % whatever the distribution. `--control` serves bare SGLang twice: how far two servers differ
+here for no reason, since each keeps the cores and memory that it happened to get.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Bare:
 
     def __init__(self, config: ServeConfig, folder: Path) -> None:
         interpreter, port = find_interpreter(config.engine_python, config.device), choose_port(config.host, 0)
+        folder.mkdir()
         environment = engine_environment(config, folder, cores())
         for name in (STATUS_DIR, SWITCH):
             environment.pop(name)
@@ -165,16 +167,21 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eyas-overhead-")))
         expose_plugin(folder / "entry", "eyas-serve")
-        off = stack.enter_context(Bare(replace(config, metrics=False), folder))
-        server = stack.enter_context(Server(config, print))
-        assert server.engine is not None
-        result["sglang"] = server.engine.sglang
+        off = stack.enter_context(Bare(replace(config, metrics=False), folder / "off"))
+        if options.control:
+            other = stack.enter_context(Bare(replace(config, metrics=False), folder / "on"))
+            other.wait(options.start_seconds)
+            on, looks = other.client, list[int]()
+        else:
+            server = stack.enter_context(Server(config, print))
+            assert server.engine is not None
+            result["sglang"] = server.engine.sglang
+            on, looks = server.client, stack.enter_context(scraped(server.client))
         off.wait(options.start_seconds)
-        looks = stack.enter_context(scraped(server.client))
-        measure({"on": server.client, "off": off.client}, options, prompts, result)
+        measure({"on": on, "off": off.client}, options, prompts, result)
     result["metrics_read"] = len(looks)
     if any(status != 200 for status in looks):
-        raise EngineFailure(server.url, f"HTTP status {set(looks)} for /metrics", "metrics of the server that is `on`",
+        raise EngineFailure(on.url, f"HTTP status {set(looks)} for /metrics", "metrics of the server that is `on`",
                             "See its log.")
     write_text_atomic(options.out, json.dumps(result, indent=1) + "\n")
     return result
@@ -194,6 +201,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mem-fraction", type=float, help="of each of the two servers")
     parser.add_argument("--seconds", type=float, default=120.0, help="of measuring")
     parser.add_argument("--start-seconds", type=float, default=180.0, help="for the bare server, after the other")
+    parser.add_argument("--control", action="store_true", help="serve bare SGLang twice")
     parser.add_argument("--extra", default="", help="further arguments of SGLang, for both servers")
     return parser.parse_args(argv)
 
@@ -203,7 +211,8 @@ def main() -> None:
     options = parse()
     result = run(options)
     within = " [{:.4f}, {:.4f}]".format(*result["interval"]) if result["interval"] else ""
-    print(f"tokens/s with guard and metrics over without: {result['ratio']:.4f}{within}, "
+    what = "of one bare server over another's" if options.control else "with guard and metrics over without"
+    print(f"tokens/s {what}: {result['ratio']:.4f}{within}, "
           f"{result['pairs']} pairs; at most {GOAL:.0%} cost: {result[f'costs_at_most_{GOAL:.0%}']}\n{options.out}")
 
 
