@@ -7,7 +7,8 @@ with the same flags and no plug-in at all. Both stay up; the same prompts, with 
 go to one and then to the other, in the order on off, off on, on off, ... so that a drift of the machine cancels. Many
 short pairs, and of their ratios of tokens/s, on / off, the median, which a disturbed pair does not move; its interval
 is the sign test's, 95 % whatever the distribution. `--control` serves bare SGLang twice: how far two servers differ
-here for no reason, since each keeps the cores and memory that it happened to get.
+here for no reason, since each keeps the cores and memory that it happened to get, and an idle one polls. `--alone`
+starts a server for every measurement, and nothing else: slow, but neither of that stays.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -54,7 +55,6 @@ class Bare:
 
     def __init__(self, config: ServeConfig, folder: Path) -> None:
         interpreter, port = find_interpreter(config.engine_python, config.device), choose_port(config.host, 0)
-        folder.mkdir()
         environment = engine_environment(config, folder, cores())
         for name in (STATUS_DIR, SWITCH):
             environment.pop(name)
@@ -128,17 +128,13 @@ def sign_test_cut(count: int) -> int:
     return k
 
 
-def measure(clients: dict[str, Client], options: argparse.Namespace, prompts: list[list[int]],
-            sink: dict[str, Any]) -> None:
+def measure(speed: Callable[[str], float], options: argparse.Namespace, sink: dict[str, Any]) -> None:
     """Pairs until `--pairs` are measured or `--seconds` are over; two at least, written after each."""
-    for client in clients.values():
-        throughput(client, prompts[:2 * options.concurrency], options.concurrency, options.max_new_tokens)
     deadline, pairs = time.monotonic() + options.seconds, list[tuple[float, float]]()
     while len(pairs) < options.pairs and (len(pairs) < 2 or time.monotonic() < deadline):
         order = ("on", "off") if len(pairs) % 2 == 0 else ("off", "on")
-        speed = {name: throughput(clients[name], prompts, options.concurrency, options.max_new_tokens)
-                 for name in order}
-        pairs.append((speed["on"], speed["off"]))
+        found = {name: speed(name) for name in order}
+        pairs.append((found["on"], found["off"]))
         sink["tokens_per_second"] = [{"on": on, "off": off} for on, off in pairs]
         sink |= ratio_of(pairs) if len(pairs) > 1 else {}
         write_text_atomic(options.out, json.dumps(sink, indent=1) + "\n")
@@ -153,35 +149,71 @@ def machine() -> dict[str, Any]:
     return {"device": device, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
 
 
+class Servers:
+    """Starts one or the other server, as a context manager that gives its client.
+
+    Attributes:
+        looks: HTTP status of every look at the metrics.
+        sglang: version, once a server that is `on` has been started.
+    """
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self.options, self.folder, self.looks, self.sglang = options, folder, list[int](), ""
+        self.config = ServeConfig(
+            target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
+            engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
+            topk=options.topk, num_draft_tokens=options.num_draft_tokens, mem_fraction=options.mem_fraction,
+            max_total_tokens=options.max_total_tokens, acceptance_floor=0.0, extra=options.extra)
+
+    @contextmanager
+    def started(self, name: str) -> Iterator[Client]:
+        """`on` or `off`; with --control both are bare."""
+        if name == "off" or self.options.control:
+            folder = Path(tempfile.mkdtemp(dir=self.folder))
+            with Bare(replace(self.config, metrics=False), folder) as bare:
+                bare.wait(self.options.start_seconds)
+                yield bare.client
+            return
+        with Server(self.config, print) as server, scraped(server.client) as looks:
+            assert server.engine is not None
+            self.sglang = server.engine.sglang
+            yield server.client
+        self.looks += looks
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Both servers, started together, then the pairs; returns what was written."""
-    config = ServeConfig(
-        target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
-        engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
-        topk=options.topk, num_draft_tokens=options.num_draft_tokens, mem_fraction=options.mem_fraction,
-        max_total_tokens=options.max_total_tokens, acceptance_floor=0.0, extra=options.extra)
+    """The pairs; returns what was written."""
     rows = [list(prompt.input_ids) for prompt in load_prompts(options.prompts, options.target)]
     prompts = [rows[i % len(rows)] for i in range(options.count)]
     result: dict[str, Any] = {"machine": machine(), "settings": {
         key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}}
+
+    def speed(client: Client) -> float:
+        return throughput(client, prompts, options.concurrency, options.max_new_tokens)
+
+    def warm(client: Client) -> None:
+        throughput(client, prompts[:2 * options.concurrency], options.concurrency, options.max_new_tokens)
+
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eyas-overhead-")))
         expose_plugin(folder / "entry", "eyas-serve")
-        off = stack.enter_context(Bare(replace(config, metrics=False), folder / "off"))
-        if options.control:
-            other = stack.enter_context(Bare(replace(config, metrics=False), folder / "on"))
-            other.wait(options.start_seconds)
-            on, looks = other.client, list[int]()
+        servers = Servers(options, folder)
+        if options.alone:
+            def alone(name: str) -> float:
+                with servers.started(name) as client:
+                    warm(client)
+                    return speed(client)
+
+            measure(alone, options, result)
         else:
-            server = stack.enter_context(Server(config, print))
-            assert server.engine is not None
-            result["sglang"] = server.engine.sglang
-            on, looks = server.client, stack.enter_context(scraped(server.client))
-        off.wait(options.start_seconds)
-        measure({"on": on, "off": off.client}, options, prompts, result)
-    result["metrics_read"] = len(looks)
-    if any(status != 200 for status in looks):
-        raise EngineFailure(on.url, f"HTTP status {set(looks)} for /metrics", "metrics of the server that is `on`",
+            with ExitStack() as both:
+                clients = {name: both.enter_context(servers.started(name)) for name in ("on", "off")}
+                for client in clients.values():
+                    warm(client)
+                measure(lambda name: speed(clients[name]), options, result)
+    result |= {"sglang": servers.sglang, "metrics_read": len(servers.looks)}
+    if any(status != 200 for status in servers.looks):
+        raise EngineFailure("the server that is on", f"HTTP status {set(servers.looks)} for /metrics", "its metrics",
                             "See its log.")
     write_text_atomic(options.out, json.dumps(result, indent=1) + "\n")
     return result
@@ -202,6 +234,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120.0, help="of measuring")
     parser.add_argument("--start-seconds", type=float, default=180.0, help="for the bare server, after the other")
     parser.add_argument("--control", action="store_true", help="serve bare SGLang twice")
+    parser.add_argument("--alone", action="store_true", help="start a server for every measurement, and no other")
     parser.add_argument("--extra", default="", help="further arguments of SGLang, for both servers")
     return parser.parse_args(argv)
 
