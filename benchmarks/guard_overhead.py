@@ -188,29 +188,26 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"machine": machine(), "settings": {
         key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}}
 
-    def speed(client: Client) -> float:
-        return throughput(client, prompts, options.concurrency, options.max_new_tokens)
+    def speed(client: Client, some: Sequence[Sequence[int]] = prompts) -> float:
+        return throughput(client, some, options.concurrency, options.max_new_tokens)
 
-    def warm(client: Client) -> None:
-        throughput(client, prompts[:2 * options.concurrency], options.concurrency, options.max_new_tokens)
+    def warmed(client: Client) -> Client:
+        speed(client, prompts[:2 * options.concurrency])
+        return client
 
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eyas-overhead-")))
+    with tempfile.TemporaryDirectory(prefix="eyas-overhead-") as name, ExitStack() as both:
+        folder = Path(name)
         expose_plugin(folder / "entry", "eyas-serve")
         servers = Servers(options, folder)
         if options.alone:
-            def alone(name: str) -> float:
-                with servers.started(name) as client:
-                    warm(client)
-                    return speed(client)
+            def alone(which: str) -> float:
+                with servers.started(which) as client:
+                    return speed(warmed(client))
 
             measure(alone, options, result)
         else:
-            with ExitStack() as both:
-                clients = {name: both.enter_context(servers.started(name)) for name in ("on", "off")}
-                for client in clients.values():
-                    warm(client)
-                measure(lambda name: speed(clients[name]), options, result)
+            clients = {which: warmed(both.enter_context(servers.started(which))) for which in ("on", "off")}
+            measure(lambda which: speed(clients[which]), options, result)
     result |= {"sglang": servers.sglang, "metrics_read": len(servers.looks)}
     if any(status != 200 for status in servers.looks):
         raise EngineFailure("the server that is on", f"HTTP status {set(servers.looks)} for /metrics", "its metrics",

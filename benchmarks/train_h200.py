@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import os
 import random
 import signal
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from capture_path import rows_of
 from train_engine import Engine, answer_all, measure
 from train_kimi import kimi
 from train_states import Row, write_store
@@ -140,8 +140,7 @@ class Bench:
 
 def extract(bench: Bench, report: Report) -> None:
     """GSM8K answers -> bench.work/store."""
-    with lzma.open(bench.args.answers, "rt", encoding="utf-8") as source:
-        answered = [json.loads(line) for line in islice(source, bench.scale.answers)]
+    answered = [json.loads(line) for line in rows_of(bench.args.answers, bench.scale.answers)]
     renderer = Renderer(bench.target)
     rows: list[Row] = [(row["id"], list(renderer.encode(row["messages"][:-1])), row["messages"][-1]["output_ids"])
                        for row in answered]
