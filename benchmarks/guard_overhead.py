@@ -8,7 +8,8 @@ go to one and then to the other, in the order on off, off on, on off, ... so tha
 short pairs, and of their ratios of tokens/s, on / off, the median, which a disturbed pair does not move; its interval
 is the sign test's, 95 % whatever the distribution. `--control` serves bare SGLang twice: how far two servers differ
 here for no reason, since each keeps the cores and memory that it happened to get, and an idle one polls. `--alone`
-starts a server for every measurement, and nothing else: slow, but neither of that stays.
+starts a server for every measurement, and nothing else: slow, but neither of that stays. `--guard-only` leaves the
+metrics off in both: SGLang's own work for them goes, what stays is the guard's.
 """
 
 from __future__ import annotations
@@ -163,6 +164,7 @@ class Servers:
             target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
             engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
             topk=options.topk, num_draft_tokens=options.num_draft_tokens, mem_fraction=options.mem_fraction,
+            metrics=not options.guard_only,
             max_total_tokens=options.max_total_tokens, acceptance_floor=0.0, extra=options.extra)
 
     @contextmanager
@@ -174,9 +176,10 @@ class Servers:
                 bare.wait(self.options.start_seconds)
                 yield bare.client
             return
-        with Server(self.config, print) as server, scraped(server.client) as looks:
+        with Server(self.config, print) as server, ExitStack() as looking:
             assert server.engine is not None
             self.sglang = server.engine.sglang
+            looks = looking.enter_context(scraped(server.client)) if self.config.metrics else []
             yield server.client
         self.looks += looks
 
@@ -231,6 +234,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120.0, help="of measuring")
     parser.add_argument("--start-seconds", type=float, default=180.0, help="for the bare server, after the other")
     parser.add_argument("--control", action="store_true", help="serve bare SGLang twice")
+    parser.add_argument("--guard-only", action="store_true", help="no metrics in either server")
     parser.add_argument("--alone", action="store_true", help="start a server for every measurement, and no other")
     parser.add_argument("--extra", default="", help="further arguments of SGLang, for both servers")
     return parser.parse_args(argv)
@@ -241,7 +245,8 @@ def main() -> None:
     options = parse()
     result = run(options)
     within = " [{:.4f}, {:.4f}]".format(*result["interval"]) if result["interval"] else ""
-    what = "of one bare server over another's" if options.control else "with guard and metrics over without"
+    what = ("of one bare server over another's" if options.control
+            else f"with guard{'' if options.guard_only else ' and metrics'} over without")
     print(f"tokens/s {what}: {result['ratio']:.4f}{within}, "
           f"{result['pairs']} pairs; at most {GOAL:.0%} cost: {result[f'costs_at_most_{GOAL:.0%}']}\n{options.out}")
 

@@ -5,10 +5,13 @@
 a draft's later ones. What they say means nothing, but is said surely: scores are as spread as in a trained model, so
 that attention decides the next token, and only `SPOKEN` tokens have any weight in the heads, which makes near ties rare
 and gives a draft that knows nothing some accepted tokens.
+
+    python benchmarks/random_models.py gqa64 OUT --tokenizer MODEL --layers 64     # OUT/target and OUT/draft
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import random
@@ -169,3 +172,19 @@ def _write_draft(folder: Path, contract: Contract, spoken: list[int], dtype: tor
 def _save(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / "model.safetensors",
               metadata={"format": "pt"})
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("gqa64", "mla64"))
+    parser.add_argument("out", type=Path, help="a folder to be made")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a model's folder, whose tokenizer they take")
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    print(*random_pair(options.kind, options.out, options.tokenizer, options.layers, device=options.device))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ Each backend is one server, with the same tree, that answers all prompts: of a f
 random tokens for a model of random weights (`random_models.py`, written first). Printed for each context: tokens/s,
 acceptance length, milliseconds a round, the GPU's milliseconds a round in the target's verification, the draft's steps
 and its extension, and how many outputs equal those of the first backend. Where two differ, the server at hand is asked
-for the two best log-probabilities at that place: their gap is the near tie that was decided otherwise. A backend that
+how far below its best token the two lie at that place: the near tie that was decided otherwise. A backend that
 cannot serve the model is a row with its words. With --together all servers start at once, and are measured one at a
 time. The servers' logs are kept beside OUT.json.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shlex
 import shutil
@@ -37,6 +38,7 @@ from eyas_serve.prompts import load_prompts
 from eyas_serve.server import Server
 
 Prompts = list[list[int]]
+CANDIDATES = 8  # best tokens that are looked at where two answers part: more than two may be within a rounding
 EXECUTION = re.compile(r'^sglang:forward_execution_seconds_total\{.*category="(\w+)".*\} (\S+)$', re.MULTILINE)
 PARTS = {"target_verify": "verify", "eagle_draft": "draft_steps", "eagle_draft_extend": "draft_extension"}
 
@@ -107,20 +109,21 @@ def measured(server: Server, prompts: Prompts, max_new_tokens: int,
 
 def near_ties(url: str, prompts: Prompts, answers: list[Generation],
               reference: list[Generation]) -> list[dict[str, Any]]:
-    """For each answer that differs from the reference's: where, and the gap of this server's two best tokens there."""
+    """For each answer that differs from the reference's: where, and the gap: how far the farther of the two tokens lies
+    below this server's best one there, in nats; None where either is not among its `CANDIDATES` best."""
     found = []
     for i, (ids, ours, theirs) in enumerate(zip(prompts, answers, reference, strict=True)):
         pairs = zip(ours.output_ids, theirs.output_ids, strict=True)
         at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
         if at is None:
             continue
-        body = {"input_ids": ids + list(ours.output_ids[:at]), "return_logprob": True, "top_logprobs_num": 2,
+        body = {"input_ids": ids + list(ours.output_ids[:at]), "return_logprob": True, "top_logprobs_num": CANDIDATES,
                 "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
         meta = httpx.post(f"{url}/generate", json=body, timeout=300, trust_env=False).json()["meta_info"]
-        best, second = meta["output_top_logprobs"][0][:2]
-        found.append({"prompt": i, "token": at, "gap_nats": round(best[0] - second[0], 4),
-                      "the_two_are_the_best_two": {best[1], second[1]} ==
-                      {ours.output_ids[at], theirs.output_ids[at]}})
+        scores = {token: score for score, token, *_ in meta["output_top_logprobs"][0]}
+        two = [scores.get(answer.output_ids[at], -math.inf) for answer in (ours, theirs)]
+        gap = max(scores.values()) - min(two)
+        found.append({"prompt": i, "token": at, "gap_nats": round(gap, 4) if math.isfinite(gap) else None})
     return found
 
 

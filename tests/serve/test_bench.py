@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 import tiny
 from eyas_contract import InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
-from eyas_serve.bench import first_difference, table
-from eyas_serve.prompts import load_prompts
+from eyas_serve.bench import first_difference, measure, table
+from eyas_serve.client import Client, Generation
+from eyas_serve.prompts import Prompt, load_prompts
 
 
 @pytest.fixture
@@ -38,6 +39,22 @@ def test_report_and_table(config: BenchConfig) -> None:
     assert result["engine"] == {"name": "SGLang", "version": "0.5.20"}
     assert result["baseline_tokens_per_second"] > 0
     assert "outputs identical" in table(result)
+
+
+@pytest.mark.parametrize(("at_a_time", "unmeasured"), [(1, 2), (4, 4)])
+def test_the_warm_up_meets_every_batch_size(config: BenchConfig, at_a_time: int, unmeasured: int) -> None:
+    asked: list[int] = []
+
+    class Asked(Client):
+        def stream(self, input_ids: list[int], max_new_tokens: int, **options: object) -> Generation:
+            asked.append(len(input_ids))
+            return Generation((1,) * max_new_tokens, (), 0.0, "length", 0.0)
+
+    prompts = [Prompt(str(i), (1,) * (i + 1)) for i in range(6)]
+    run = measure(Asked("http://nowhere"), prompts, dataclasses.replace(config, concurrency=at_a_time), "test")
+    assert sorted(asked[:unmeasured]) == list(range(1, unmeasured + 1))
+    assert sorted(asked[unmeasured:]) == list(range(1, 7))
+    assert run.tokens == 6 * config.max_new_tokens
 
 
 def test_differing_outputs_are_named(config: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ class Run:
 
 
 def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: str) -> Run:
-    """Send every prompt, `concurrency` at a time, after `warmup` of them that do not count.
+    """Send every prompt, `concurrency` at a time, after some that do not count: `warmup`, and `concurrency` at least.
 
     A live conversation is one of these, its questions one after the other.
     """
@@ -66,7 +66,7 @@ def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: s
 
     bar = Progress(0, "tokens", f"{label} warm-up")
     with ThreadPoolExecutor(config.concurrency) as pool:
-        list(pool.map(ask, prompts[:config.warmup]))
+        list(pool.map(ask, prompts[:max(config.warmup, config.concurrency)]))
         bar = Progress(0, "tokens", label)
         start, used = time.perf_counter(), time.process_time()
         done = [turn for conversation in pool.map(ask, prompts) for turn in conversation]

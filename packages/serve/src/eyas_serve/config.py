@@ -108,7 +108,8 @@ class BenchConfig(ServeConfig):
     against: Path | None = None
     """An earlier report to compare with."""
     warmup: int = 2
-    """Prompts sent first and not measured."""
+    """Prompts sent first and not measured; at least as many as are in flight at a time, for an engine compiles kernels
+    when it first meets a batch's size."""
     baseline: bool = True
     """Measure without the draft too, and compare the outputs token for token."""
     url: str | None = None

@@ -142,7 +142,7 @@ def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape
 
 def _measure(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int) -> Run:
     settings = BenchConfig(target=config.target, prompts=config.prompts, max_new_tokens=config.max_new_tokens,
-                           concurrency=level, warmup=min(level, len(prompts)), stream=False)
+                           concurrency=level, stream=False)
     return measure(client, prompts, settings, f"{shape.name}, {level} at a time")
 
 

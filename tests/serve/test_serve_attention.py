@@ -1,0 +1,43 @@
+"""Where two backends' answers part: what the attention benchmark calls a near tie."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eyas_serve.client import Generation
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import serve_attention
+
+
+def answer(*ids: int) -> Generation:
+    return Generation(ids, (), 0.0, "length")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """A server whose best tokens are 7, 8 and 9, two of them as good; the prompts that it was asked."""
+    prompts: list[list[int]] = []
+
+    def post(url: str, *, json: dict[str, Any], **options: object) -> httpx.Response:
+        prompts.append(json["input_ids"])
+        best = [[-0.5, 7, None], [-0.5, 8, None], [-0.75, 9, None]]
+        return httpx.Response(200, json={"meta_info": {"output_top_logprobs": [best]}})
+
+    monkeypatch.setattr(serve_attention.httpx, "post", post)
+    return prompts
+
+
+@pytest.mark.parametrize(("ours", "theirs", "gap"), [(7, 8, 0.0), (8, 9, 0.25), (9, 7, 0.25), (7, 3, None)])
+def test_the_gap_is_of_the_two_tokens_in_question(asked: list[list[int]], ours: int, theirs: int,
+                                                  gap: float | None) -> None:
+    found = serve_attention.near_ties("http://nowhere", [[1], [2]], [answer(5, 6), answer(5, ours)],
+                                      [answer(5, 6), answer(5, theirs)])
+    assert found == [{"prompt": 1, "token": 1, "gap_nats": gap}]
+    assert asked == [[2, 5]]
