@@ -7,8 +7,9 @@ Each backend is one server, with the same tree, that answers all prompts: of a f
 random tokens for a model of random weights (`random_models.py`, written first). Printed for each context: tokens/s,
 acceptance length, milliseconds a round, the GPU's milliseconds a round in the target's verification, the draft's steps
 and its extension, and how many outputs equal those of the first backend. Where two differ, the server at hand is asked
-how far below its best token the two lie at that place: the near tie that was decided otherwise. A backend that
-cannot serve the model is a row with its words. With --together all servers start at once, and are measured one at a
+how far below its best token the two lie at that place: the near tie that was decided otherwise. With --at-a-time N all
+prompts are then asked N at a time, for their tokens/s together. A backend that cannot serve the model is a row with its
+words. With --together all servers start at once, and are measured one at a
 time. The servers' logs are kept beside OUT.json.
 """
 
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from guard_overhead import throughput
 from host import expose_plugin
 from random_models import random_pair, random_prompts
 
@@ -64,9 +66,9 @@ def make_server(options: argparse.Namespace, backend: str) -> Server:
     scale: dict[str, Any] = {}
     if options.random:  # one prompt is one chunk: over MLA, Triton's attention to a cached prefix takes far longer
         scale = {"max_total_tokens": options.count * sum(options.contexts) + 16384, "mem_fraction": 0.8,
-                 "cuda_graph_max_bs": 2}
+                 "cuda_graph_max_bs": max(2, options.at_a_time)}
         flags += ["--chunked-prefill-size", str(longest + 1024), "--max-prefill-tokens", str(longest + 1024),
-                  "--max-running-requests", "2"]
+                  "--max-running-requests", str(max(2, options.at_a_time))]
     config = ServeConfig(target=options.target, draft=options.draft, dtype="bfloat16", port=0, steps=options.steps,
                          topk=options.topk, num_draft_tokens=options.num_draft_tokens, radix_cache=bool(options.random),
                          preflight=False, acceptance_floor=0.0 if options.random else 1.05,
@@ -107,6 +109,14 @@ def measured(server: Server, prompts: Prompts, max_new_tokens: int,
             "differing": gaps}, answers
 
 
+def decoded_at_once(client: Client, prompts: Prompts, at_a_time: int, new_tokens: int) -> float:
+    """Tokens/s of all answers together, `at_a_time` in flight, without the time that their prompts alone take."""
+    throughput(client, prompts, at_a_time, new_tokens)  # compiles what a batch's first meeting with its sizes needs
+    prompts_alone = len(prompts) / throughput(client, prompts, at_a_time, 1)
+    whole = len(prompts) * new_tokens / throughput(client, prompts, at_a_time, new_tokens)
+    return len(prompts) * (new_tokens - 1) / (whole - prompts_alone)
+
+
 def near_ties(url: str, prompts: Prompts, answers: list[Generation],
               reference: list[Generation]) -> list[dict[str, Any]]:
     """For each answer that differs from the reference's: where, and the gap: how far the farther of the two tokens lies
@@ -132,6 +142,7 @@ class Comparison:
 
     def __init__(self, options: argparse.Namespace, prompts: dict[int, Prompts]) -> None:
         self.out, self.prompts, self.new_tokens = options.out, prompts, options.max_new_tokens
+        self.at_a_time: int = options.at_a_time
         self.reference: dict[int, list[Generation]] = {}
         settings = {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()
                     if key not in ("out", "work")}
@@ -150,6 +161,9 @@ class Comparison:
             row: dict[str, Any] = {"backend": backend, "context": context, **({"beside": starting} if starting else {})}
             try:
                 found, answers = measured(server, prompts, self.new_tokens, self.reference.get(context))
+                if self.at_a_time > 1:
+                    found["tokens_per_second_at_once"] = round(
+                        decoded_at_once(server.client, prompts, self.at_a_time, self.new_tokens), 2)
             except Exception as error:  # other contexts and backends go on
                 self.add(row | {"error": f"{type(error).__name__}: {error}"[-2000:]})
                 continue
@@ -187,7 +201,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--draft-kind", choices=("gqa64", "mla64"), default="", help="the draft's; else the target's")
     parser.add_argument("--contexts", "--context", type=int, nargs="+", default=[7500])
     for name, default in (("layers", 5), ("count", 8), ("max-new-tokens", 192), ("steps", 3), ("topk", 4),
-                          ("num-draft-tokens", 16), ("start-limit", 240)):
+                          ("num-draft-tokens", 16), ("start-limit", 240), ("at-a-time", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--backends", nargs="+", default=["triton", "eyas", "flashinfer"])
     parser.add_argument("--together", action="store_true")

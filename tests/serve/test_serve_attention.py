@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas_serve.client import Generation
+from eyas_serve.client import Client, Generation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -41,3 +41,16 @@ def test_the_gap_is_of_the_two_tokens_in_question(asked: list[list[int]], ours: 
                                       [answer(5, 6), answer(5, theirs)])
     assert found == [{"prompt": 1, "token": 1, "gap_nats": gap}]
     assert asked == [[2, 5]]
+
+
+def test_prompts_are_taken_off_what_several_at_a_time_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four prompts take 2 s, answers of 101 tokens after them 8 s more: 400 tokens in 8 s."""
+    asked: list[tuple[int, int]] = []
+
+    def throughput(client: object, prompts: list[list[int]], at_a_time: int, tokens: int) -> float:
+        asked.append((at_a_time, tokens))
+        return len(prompts) * tokens / (2.0 if tokens == 1 else 10.0)
+
+    monkeypatch.setattr(serve_attention, "throughput", throughput)
+    assert serve_attention.decoded_at_once(Client("http://nowhere"), [[1]] * 4, 2, 101) == pytest.approx(50.0)
+    assert asked == [(2, 101), (2, 1), (2, 101)], "once unmeasured first"
