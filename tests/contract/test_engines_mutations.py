@@ -116,8 +116,11 @@ HARMFUL: list[tuple[str, str, Change]] = [
     ("target vocabulary in the config", "vocab-size", put("vocab_size", 128)),
     ("draft_vocab_size left out", "config-keys", remove("draft_vocab_size")),
     # head and embedding
+    ("another activation", "config-value", put("hidden_act", "gelu_pytorch_tanh")),
     ("head tied", "head-tied", put("tie_word_embeddings", True)),
     ("head replaced by the target's", "head-replaced", put("draft_vocab_size", None)),
+    ("embedding of another width", "tensor-shape", tensor("embed_tokens.weight", bf16([256, 32]))),
+    ("embedding of the draft's vocabulary", "tensor-shape", tensor("embed_tokens.weight", bf16([96, 64]))),
     ("narrow draft without embedding", "embedding-missing", put("target_hidden_size", 128)),
     ("target_hidden_size null", "config-value", put("target_hidden_size", None)),
     # aux layers

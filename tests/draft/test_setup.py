@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from eyas_contract import ContractMismatch, InvalidInput, TargetSpec
 from eyas_draft.config import TrainConfig
 from eyas_draft.setup import draft_ids, prepare, special_ids_seen
+from eyas_draft.sizes import draft_sizes
 from eyas_draft.target_weights import TargetWeights
 from eyas_draft.train import Trainer
 
@@ -47,6 +48,16 @@ def test_the_draft_takes_the_targets_sizes_and_special_tokens(store: Path, tiny_
     assert end in draft_ids(made.contract).tolist()
     assert end in special_ids_seen(tiny_target, made.store.token_counts())
     assert made.coverage.mass == 1.0
+
+
+def test_the_draft_computes_silu_whatever_the_target_does(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """Engines build their draft layers with no other activation."""
+    target = tmp_path / "gelu"
+    target.mkdir()
+    config = json.loads((tiny_target / "config.json").read_text()) | {"hidden_act": "gelu_pytorch_tanh"}
+    (target / "config.json").write_text(json.dumps(config))
+    wishes = settings(store, target, tmp_path)
+    assert draft_sizes(wishes, TargetSpec.from_folder(tiny_target), 3, 64).hidden_act == "silu"
 
 
 def test_target_initialisation_computes_the_targets_last_layer(store: Path, tiny_target: Path, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
-from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas_contract import DraftSpec, InvalidInput, MlaSizes, draft_tensors
@@ -41,11 +40,10 @@ class Mlp(nn.Module):
         self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
         self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
         self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
-        self.activation = ACT2FN[spec.hidden_act]
 
     def forward(self, x_th: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""
-        out: Tensor = self.down_proj(self.activation(self.gate_proj(x_th)) * self.up_proj(x_th))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x_th)) * self.up_proj(x_th))
         return out
 
 
@@ -165,11 +163,11 @@ def check_supported(spec: DraftSpec) -> None:
         faults.append("an embedding of its own")
     if spec.hidden_size != spec.target_hidden_size:
         faults.append(f"hidden_size {spec.hidden_size} beside the target's {spec.target_hidden_size}")
-    if spec.hidden_act not in ACT2FN:
-        faults.append(f"hidden_act {spec.hidden_act}")
+    if spec.hidden_act != "silu":
+        faults.append(f"hidden_act {spec.hidden_act}, with which neither SGLang nor vLLM builds a draft")
     if faults:
         raise InvalidInput("contract.draft", ", ".join(faults),
-                           f"a draft that shares the target's embedding, rope one of {list(types)}",
+                           f"a draft that shares the target's embedding, silu, rope one of {list(types)}",
                            "Correct the draft's settings.")
 
 

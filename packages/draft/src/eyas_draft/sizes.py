@@ -47,7 +47,8 @@ def draft_sizes(wishes: Wishes, target: TargetSpec, num_aux: int, vocab_size: in
         target_hidden_size=target.hidden_size, num_aux=num_aux,
         draft_vocab_size=vocab_size, target_vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings, rope=target.rope, rms_norm_eps=target.rms_norm_eps,
-        hidden_act=str(plain.get("hidden_act", "silu")), fc_norm=wishes.fc_norm, norm_output=wishes.norm_output,
+        hidden_act="silu",  # whatever the target's: engines' draft layers compute no other
+        fc_norm=wishes.fc_norm, norm_output=wishes.norm_output,
         own_embedding=False, dtype=target.dtype)
 
 

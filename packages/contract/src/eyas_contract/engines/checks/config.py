@@ -59,6 +59,11 @@ def check_class(case: Case) -> list[Finding]:
             "speculators' nested config", "a flat config: SGLang reads nothing of the nested keys",
             "the server cannot open the folder, or builds a model of default sizes",
             "Convert it: eyas-draft convert DRAFT OUT --to sglang."))
+    activation = case.config.get("hidden_act", "silu")
+    if activation != "silu":
+        result.append(Finding("config-value", "error", "config.json: hidden_act", str(activation)[:60],
+                              f"silu, by {case.server}'s draft layers", "the server stops while it builds the layer",
+                              "Write silu if the draft was trained with it; else train it again."))
     layers = case.config.get("num_hidden_layers")
     if case.loader and not case.loader.multi_layer and type(layers) is int and layers != 1:
         result.append(Finding("num-layers", "error", "config.json: num_hidden_layers", str(layers),

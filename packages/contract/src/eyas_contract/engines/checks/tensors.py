@@ -25,8 +25,7 @@ def check_tensors(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
     width_finding = _fc_width(case, loader, placed)
     explained |= {"fc.weight"} if width_finding else set()
     wrong = [f"{info.name} {list(info.shape)}, not {list(wanted[name])}" for name, info in placed.found.items()
-             if info.shape != wanted[name] and name not in explained and name != "lm_head.weight"
-             and not (name == "embed_tokens.weight" and _embedding_is_lent(case))]
+             if info.shape != wanted[name] and name not in explained and name != "lm_head.weight"]
     if wrong:
         result.append(Finding("tensor-shape", "error", case.weights, "; ".join(wrong),
                               "the shapes that config.json describes", "the server fails while loading",
@@ -122,7 +121,3 @@ def _dtypes(case: Case, placed: Placed) -> list[Finding]:
     return [Finding("tensor-dtype", "error", case.weights, ", ".join(wrong), f"one of {', '.join(_FLOATS)}",
                     "numbers are cast without their scales: the layer computes nonsense",
                     "Export in bfloat16, or write the quantization_config that these weights belong to.")]
-
-
-def _embedding_is_lent(case: Case) -> bool:
-    return target_width(case.config) == int(case.config["hidden_size"])
