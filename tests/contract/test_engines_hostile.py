@@ -105,6 +105,26 @@ def test_shards_by_index(folder: Path, target: Path) -> None:
         check(folder, target)
 
 
+def test_files_that_one_reader_takes_and_another_leaves(folder: Path, target: Path) -> None:
+    """Engines follow an index past a newer model.safetensors, and without one read every safetensors file."""
+    whole = drafts.draft().tensors
+    index, old = folder / "model.safetensors.index.json", folder / "model-00001-of-00001.safetensors"
+    drafts.write_safetensors(old, whole)
+    with pytest.raises(InvalidInput, match="another file"):
+        check(folder, target)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(whole, old.name)}))
+    with pytest.raises(InvalidInput, match="which names other files"):
+        check(folder, target)
+    (folder / "model.safetensors").unlink()
+    assert not [f for f in check(folder, target) if f.severity != "note"]
+    index.unlink()
+    old.rename(folder / "model.safetensors")
+    drafts.write_safetensors(folder / "consolidated.safetensors", {"layers.0.attention.wq.weight": drafts.ones(64)})
+    assert not [f for f in check(folder, target) if f.severity != "note"]
+    (folder / "consolidated.safetensors").rename(folder / "adapter.safetensors")
+    assert "tensor-dropped" in {f.code for f in check(folder, target)}
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "contract.json", "tokenizer.json"])
 def test_links_out_of_the_folder(name: str, folder: Path, target: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"

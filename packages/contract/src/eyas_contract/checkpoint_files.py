@@ -10,7 +10,7 @@ from eyas_contract.errors import InvalidInput
 from eyas_contract.safetensors_header import MAX_VALUE_BYTES, TensorInfo, read_header
 from eyas_contract.torch_zip import read_torch_zip
 
-INDEX_NAME = "model.safetensors.index.json"
+INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
 def has_weights(folder: Path) -> bool:
@@ -42,26 +42,14 @@ def require_inside(path: Path, folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
-    """All tensors of a model folder: `model.safetensors`, or the shards that the index names, or every file
-    (`*.bin` by torch.save where there is no other).
+    """All tensors of the files that engines read in a model folder.
 
     Raises:
-        InvalidInput: no weights, files that lead out of the folder, an index that names absent files, or a tensor
-            that stands in two files.
+        InvalidInput: as `weight_files`, or a tensor that stands in two files.
         CorruptFile: a damaged file.
     """
-    single = folder / "model.safetensors"
-    if single.exists() or single.is_symlink():
-        files = [single]
-    elif (folder / INDEX_NAME).exists():
-        files = _indexed_files(folder, folder / INDEX_NAME)
-    else:
-        files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
-    if not files:
-        raise InvalidInput(str(folder), "no *.safetensors or *.bin file", "a checkpoint, by eyas-contract",
-                           "Give the folder that holds the weights.")
     result: dict[str, TensorInfo] = {}
-    for file in files:
+    for file in weight_files(folder):
         require_inside(file, folder)
         tensors = read_torch_zip(file) if file.suffix == ".bin" else read_header(file).tensors
         twice = sorted(set(result) & set(tensors))
@@ -70,6 +58,33 @@ def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
                                "each tensor in one file, by the Hugging Face format", "Remove the stale files.")
         result |= tensors
     return result
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that engines read: those that the index names, else every `*.safetensors`, else every `*.bin`.
+
+    `model.safetensors` comes first to Transformers alone; engines take it for one file among others (SGLang's and
+    vLLM's `filter_duplicate_safetensors_files`), but for a lone `consolidated.safetensors` beside it.
+
+    Raises:
+        InvalidInput: no weights, files that lead out of the folder, an index that names absent files, or does not name
+            the `model.safetensors` beside it.
+    """
+    single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+    if index.exists():
+        files = _indexed_files(folder, index)
+        if single not in files and (single.exists() or single.is_symlink()):
+            raise InvalidInput(str(single), f"beside {INDEX_NAME}, which names other files",
+                               "one checkpoint: engines read the index's files, Transformers this one",
+                               "Remove whichever is stale.")
+        return files
+    files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
+    if [file.name for file in files] == ["consolidated.safetensors", SINGLE_NAME]:
+        return [single]
+    if not files:
+        raise InvalidInput(str(folder), "no *.safetensors or *.bin file", "a checkpoint, by eyas-contract",
+                           "Give the folder that holds the weights.")
+    return files
 
 
 def _indexed_files(folder: Path, index: Path) -> list[Path]:
