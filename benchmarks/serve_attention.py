@@ -8,9 +8,9 @@ random tokens for a model of random weights (`random_models.py`, written first).
 acceptance length, milliseconds a round, the GPU's milliseconds a round in the target's verification, the draft's steps
 and its extension, and how many outputs equal those of the first backend. Where two differ, the server at hand is asked
 how far below its best token the two lie at that place: the near tie that was decided otherwise. With --at-a-time N all
-prompts are then asked N at a time, for their tokens/s together. A backend that cannot serve the model is a row with its
-words. With --together all servers start at once, and are measured one at a
-time. The servers' logs are kept beside OUT.json.
+prompts are then asked N at a time, for their tokens/s and acceptance length together. A backend that cannot serve the
+model is a row with its words. With --together all servers start at once, and are measured one at a time. The servers'
+logs are kept beside OUT.json.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ import shutil
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-from guard_overhead import throughput
 from host import expose_plugin
 from random_models import random_pair, random_prompts
 
 from eyas_contract.contract import write_text_atomic
 from eyas_serve.acceptance import Acceptance
+from eyas_serve.bench import measure
 from eyas_serve.client import Client, Generation
-from eyas_serve.config import ServeConfig
-from eyas_serve.prompts import load_prompts
+from eyas_serve.config import BenchConfig, ServeConfig
+from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
 
 Prompts = list[list[int]]
@@ -109,12 +110,18 @@ def measured(server: Server, prompts: Prompts, max_new_tokens: int,
             "differing": gaps}, answers
 
 
-def decoded_at_once(client: Client, prompts: Prompts, at_a_time: int, new_tokens: int) -> float:
-    """Tokens/s of all answers together, `at_a_time` in flight, without the time that their prompts alone take."""
-    throughput(client, prompts, at_a_time, new_tokens)  # compiles what a batch's first meeting with its sizes needs
-    prompts_alone = len(prompts) / throughput(client, prompts, at_a_time, 1)
-    whole = len(prompts) * new_tokens / throughput(client, prompts, at_a_time, new_tokens)
-    return len(prompts) * (new_tokens - 1) / (whole - prompts_alone)
+def measured_at_once(client: Client, prompts: Prompts, at_a_time: int, answers: list[Generation]) -> dict[str, Any]:
+    """All prompts with `at_a_time` of them in flight, after a warm-up: tokens/s together, without the time that the
+    prompts alone take, and how many answers begin as those given one at a time."""
+    asked = [Prompt(str(i), tuple(ids)) for i, ids in enumerate(prompts)]
+    settings = BenchConfig(target=Path(), prompts=Path(), concurrency=at_a_time, stream=False)
+    alone, whole = (measure(client, asked, replace(settings, max_new_tokens=tokens), f"{at_a_time} at a time")
+                    for tokens in (1, len(answers[0].output_ids)))
+    same = sum(one.output_ids[:len(many.output_ids)] == many.output_ids
+               for one, many in zip(answers, whole.answers, strict=True))
+    return {"at_a_time": at_a_time, "identical": same,
+            "tokens_per_second": round((whole.tokens - alone.tokens) / (whole.seconds - alone.seconds), 2),
+            "acceptance_length": round(Acceptance.of(answer.histogram for answer in whole.answers).length, 4)}
 
 
 def near_ties(url: str, prompts: Prompts, answers: list[Generation],
@@ -162,8 +169,7 @@ class Comparison:
             try:
                 found, answers = measured(server, prompts, self.new_tokens, self.reference.get(context))
                 if self.at_a_time > 1:
-                    found["tokens_per_second_at_once"] = round(
-                        decoded_at_once(server.client, prompts, self.at_a_time, self.new_tokens), 2)
+                    found["at_once"] = measured_at_once(server.client, prompts, self.at_a_time, answers)
             except Exception as error:  # other contexts and backends go on
                 self.add(row | {"error": f"{type(error).__name__}: {error}"[-2000:]})
                 continue

@@ -28,6 +28,7 @@ from serve_attention import Prompts, long_prompts, measured
 from several_models import kv_heads, logits_differ, padded_pair
 
 from eyas_contract import EngineFailure, EyasError
+from eyas_serve.acceptance import Acceptance
 from eyas_serve.bench import measure
 from eyas_serve.client import Generation
 from eyas_serve.config import BenchConfig, ServeConfig
@@ -155,7 +156,8 @@ def measured_one(serve: Serve, this: Launch) -> None:
     differing = row.pop("differing")
     part.number(ranks=this.ranks, server=this.kind, start_seconds=round(this.seconds, 1),
                 first_acceptance_length=this.server.acceptance_length, concurrency=bench.concurrency,
-                tokens_per_second=round(run.tokens_per_second, 1), one_at_a_time=row)
+                tokens_per_second=round(run.tokens_per_second, 1), one_at_a_time=row,
+                acceptance_length=round(Acceptance.of(answer.histogram for answer in run.answers).length, 4))
     if reference is None:
         serve.answers["reference"] = answers
     else:

@@ -9,7 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from eyas_serve.bench import Run
 from eyas_serve.client import Client, Generation
+from eyas_serve.config import BenchConfig
+from eyas_serve.prompts import Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -45,12 +48,12 @@ def test_the_gap_is_of_the_two_tokens_in_question(asked: list[list[int]], ours: 
 
 def test_prompts_are_taken_off_what_several_at_a_time_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four prompts take 2 s, answers of 101 tokens after them 8 s more: 400 tokens in 8 s."""
-    asked: list[tuple[int, int]] = []
+    def measure(client: object, prompts: list[Prompt], config: BenchConfig, label: str) -> Run:
+        assert config.concurrency == 2
+        answers = [Generation((i,) * config.max_new_tokens, (1, 1), 0.0, "length") for i in range(len(prompts))]
+        return Run(tuple(answers), 2.0 if config.max_new_tokens == 1 else 10.0)
 
-    def throughput(client: object, prompts: list[list[int]], at_a_time: int, tokens: int) -> float:
-        asked.append((at_a_time, tokens))
-        return len(prompts) * tokens / (2.0 if tokens == 1 else 10.0)
-
-    monkeypatch.setattr(serve_attention, "throughput", throughput)
-    assert serve_attention.decoded_at_once(Client("http://nowhere"), [[1]] * 4, 2, 101) == pytest.approx(50.0)
-    assert asked == [(2, 101), (2, 1), (2, 101)], "once unmeasured first"
+    monkeypatch.setattr(serve_attention, "measure", measure)
+    one_at_a_time = [Generation((i % 3,) * 101, (), 0.0, "length") for i in range(4)]
+    found = serve_attention.measured_at_once(Client("http://nowhere"), [[1]] * 4, 2, one_at_a_time)
+    assert found == {"at_a_time": 2, "identical": 3, "tokens_per_second": 50.0, "acceptance_length": 1.5}
