@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
@@ -25,8 +26,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,10 @@ def scraped(client: Client) -> Iterator[list[int]]:
         thread.join()
 
 
-def throughput(client: Client, prompts: Sequence[Sequence[int]], concurrency: int, new_tokens: int) -> float:
-    """Generated tokens/s of all prompts, the end-of-text token ignored."""
-    with ThreadPoolExecutor(concurrency) as pool:
+def throughput(url: str, prompts: Sequence[Sequence[int]], concurrency: int, new_tokens: int) -> float:
+    """Generated tokens/s of all prompts, the end-of-text token ignored. Runs in a process of its own, as a server's
+    clients do: the threads that watch a server and read its metrics would share the interpreter with it."""
+    with closing(Client(url)) as client, ThreadPoolExecutor(concurrency) as pool:
         began = time.perf_counter()
         answers = list(pool.map(lambda ids: client.generate(list(ids), new_tokens, ignore_eos=True), prompts))
         return sum(len(answer.output_ids) for answer in answers) / (time.perf_counter() - began)
@@ -192,13 +194,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()}}
 
     def speed(client: Client, some: Sequence[Sequence[int]] = prompts) -> float:
-        return throughput(client, some, options.concurrency, options.max_new_tokens)
+        return asker.submit(throughput, client.url, some, options.concurrency, options.max_new_tokens).result()
 
     def warmed(client: Client) -> Client:
         speed(client, prompts[:2 * options.concurrency])
         return client
 
-    with tempfile.TemporaryDirectory(prefix="eyas-overhead-") as name, ExitStack() as both:
+    with tempfile.TemporaryDirectory(prefix="eyas-overhead-") as name, ExitStack() as both, \
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as asker:
         folder = Path(name)
         expose_plugin(folder / "entry", "eyas-serve")
         servers = Servers(options, folder)
