@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,28 @@ def plain(tiny_target: Path, prompts_file: Path) -> tuple[list[list[int]], list[
     answers = [model.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), do_sample=False,
                               max_new_tokens=MAX_NEW)[0, len(p):].tolist() for p in prompts]
     return prompts, answers
+
+
+def test_an_export_goes_over_nothing_but_its_own_runs(run: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """`--out` that names the target, say, would take its config and weights away."""
+    folder = shutil.copytree(tiny_target, tmp_path / "target")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InvalidInput, match=r"config\.json.*an export of this run"):
+        export(ExportConfig(run, folder))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    for checkpoint in ("last", "best"):
+        export(ExportConfig(run, tmp_path / "draft", checkpoint=checkpoint, golden=False))
+    (tmp_path / "draft" / "contract.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="an export of this run"):
+        export(ExportConfig(run, tmp_path / "draft"))
+
+
+def test_a_run_begins_in_a_folder_of_its_own(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_target, tmp_path / "target")
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(InvalidInput, match="a new or empty folder, or a run"):
+        Trainer(TrainConfig(store, tiny_target, folder, vocab_size=40), io.StringIO())
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def decoder(draft: Path, target: Path, shape: tuple[int, int, int], ops: str) -> Decoder:

@@ -57,6 +57,18 @@ def test_the_warm_up_meets_every_batch_size(config: BenchConfig, at_a_time: int,
     assert run.tokens == 6 * config.max_new_tokens
 
 
+def test_an_earlier_report_is_kept(config: BenchConfig) -> None:
+    said: list[str] = []
+    first = run_bench(config, said.append)
+    second = run_bench(dataclasses.replace(config, against=config.out), said.append)
+    assert json.loads((config.out.parent / "bench.1.json").read_text()) == first
+    assert json.loads(config.out.read_text()) == second
+    assert second["against"]["report"] == str(config.out)
+    names = {path.name for path in config.out.parent.iterdir()}
+    assert {"bench.1.csv", "bench.1.html", "bench.csv", "bench.html"} <= names
+    assert sum("an earlier report is now" in line for line in said) == 3
+
+
 def test_differing_outputs_are_named(config: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_OUTPUTS", "differ")
     result = run_bench(config)

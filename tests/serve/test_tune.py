@@ -78,7 +78,9 @@ def test_against_a_scripted_engine(scenario: Callable[..., ServeConfig], tiny_ta
     config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
                            "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (2, 1),
                            "first": 2})
+    config.serve_toml.write_text("mine = true")
     result = run_tune(config)
+    assert (tmp_path / "serve.1.toml").read_text() == "mine = true"
     assert json.loads(config.out.read_text(encoding="utf-8")) == result
     assert [(r["arm"], r["concurrency"]) for r in result["rows"]] == [("none", 1), ("none", 2), ("3/1/4", 1),
                                                                      ("3/1/4", 2)]

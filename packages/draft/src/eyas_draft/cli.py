@@ -14,6 +14,7 @@ import tyro
 from eyas_contract.canonical import to_plain
 from eyas_contract.commands import expand_config, run_command, save_config
 from eyas_contract.contract import write_text_atomic
+from eyas_contract.outputs import set_aside
 from eyas_draft.config import (
     AdviseConfig,
     EvalConfig,
@@ -103,6 +104,7 @@ def _eval(config: EvalConfig, as_json: bool) -> int:
     report = evaluate(config)
     if config.out:
         config.out.parent.mkdir(parents=True, exist_ok=True)
+        set_aside(config.out)
         write_text_atomic(config.out, json.dumps(report) + "\n")
         save_config(config, config.out.parent, config.out.stem + ".config.json")
     _show(report if as_json else {k: v for k, v in report.items() if k != "outputs"}, as_json)

@@ -14,6 +14,7 @@ from eyas_contract import Contract, EyasError, InvalidInput
 from eyas_contract.commands import save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines import sglang
+from eyas_contract.outputs import require_own, with_temporary
 from eyas_draft import checkpoint
 from eyas_draft.attention import TttAttention
 from eyas_draft.batches import Batch
@@ -35,7 +36,8 @@ def export(config: ExportConfig) -> dict[str, object]:
     Config, tensor names and ids come from the contract alone; the weights are written last, under a temporary name.
 
     Raises:
-        InvalidInput: a run without contract sections or checkpoint, or what SGLang cannot serve.
+        InvalidInput: a run without contract sections or checkpoint, what SGLang cannot serve, or an output folder with
+            anything but an export of this run.
     """
     contract = Contract.load(config.run)
     if contract.draft is None or contract.vocab is None:
@@ -48,6 +50,8 @@ def export(config: ExportConfig) -> dict[str, object]:
                                   for name, value in state["model"].items()}
     tensors["d2t"] = torch.tensor(contract.vocab.d2t(), dtype=torch.int64)
     tensors["t2d"] = torch.tensor(contract.vocab.t2d(), dtype=torch.bool)
+    if not _is_of_run(config.out, contract):
+        require_own(config.out, with_temporary("contract.json"), "a new or empty folder, or an export of this run")
     config.out.mkdir(parents=True, exist_ok=True)
     contract.save(config.out)
     write_text_atomic(config.out / "config.json", json.dumps(sglang.export_config(contract, engine), indent=1) + "\n")
@@ -59,6 +63,14 @@ def export(config: ExportConfig) -> dict[str, object]:
     return {"out": str(config.out), "step": state["step"], "acceptance_length_heldout": state["best"],
             "tensors": len(tensors), "parameters": sum(value.numel() for value in state["model"].values()),
             "dtype": contract.draft.dtype, "golden": golden}
+
+
+def _is_of_run(folder: Path, contract: Contract) -> bool:
+    """Whether a folder is an export, whole or interrupted, of the run with this contract."""
+    try:
+        return Contract.load(folder) == contract
+    except EyasError:
+        return False
 
 
 def _golden(config: ExportConfig) -> str:

@@ -21,6 +21,7 @@ import torch
 from eyas_contract import Contract, InvalidInput, canonical, compare
 from eyas_contract.commands import Progress, plain_config, save_config
 from eyas_contract.contract import read_json, write_text_atomic
+from eyas_contract.outputs import require_own, with_temporary
 from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import Batch, Loader, plan_epoch, split
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
@@ -40,7 +41,7 @@ from eyas_draft.walk import Walk, walk
 if TYPE_CHECKING:
     from eyas_draft.real import RealRounds
 
-SETTINGS = "config.resolved.json"
+SETTINGS, COVERAGE = "config.resolved.json", "coverage.json"
 
 
 class Trainer:
@@ -264,7 +265,6 @@ class Trainer:
     def _claim_folder(self) -> None:
         """Write the run's contract and settings, or compare with those of the run that is continued."""
         run = self.config.out
-        run.mkdir(parents=True, exist_ok=True)
         settings = plain_config(self.config)
         path = run / SETTINGS
         if path.is_file():
@@ -276,8 +276,11 @@ class Trainer:
             if differences:
                 raise InvalidInput(str(run), "a run with other settings: " + "; ".join(differences),
                                    "the same settings, to continue it exactly", "Give another --out to start anew.")
+        else:
+            require_own(run, with_temporary("contract.json", COVERAGE, SETTINGS), "a new or empty folder, or a run")
+        run.mkdir(parents=True, exist_ok=True)
         self.setup.contract.save(run)
-        write_text_atomic(run / "coverage.json", canonical.dumps(self.setup.coverage) + "\n")
+        write_text_atomic(run / COVERAGE, canonical.dumps(self.setup.coverage) + "\n")
         save_config(self.config, run, SETTINGS)
 
 

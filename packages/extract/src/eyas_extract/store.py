@@ -35,6 +35,7 @@ from eyas_contract import (
 )
 from eyas_contract.canonical import digest, dumps
 from eyas_contract.contract import read_json, write_text_atomic
+from eyas_contract.outputs import require_own, with_temporary
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import MANIFEST_NAME, REJECTS_NAME
 from eyas_extract.conversations import Reject
@@ -107,12 +108,8 @@ class StoreWriter:
                 self._begin()
 
     def _begin(self) -> None:
-        names = ("contract.json", SOURCE_NAME, MANIFEST_NAME)
-        ours = {*names, *(f".{name}.tmp" for name in names)}
-        strangers = {p.name for p in self.folder.iterdir()} - ours
-        if strangers:
-            raise InvalidInput(str(self.folder), f"no manifest, but {sorted(strangers)[:5]}",
-                               "a new or empty folder, or a store", "Give another --out.")
+        require_own(self.folder, with_temporary("contract.json", SOURCE_NAME, MANIFEST_NAME),
+                    "a new or empty folder, or a store")
         self.contract.save(self.folder)
         write_text_atomic(self.folder / SOURCE_NAME, json.dumps(self.source, indent=1, sort_keys=True) + "\n")
         self.manifest.save(self.folder)

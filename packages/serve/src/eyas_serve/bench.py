@@ -15,6 +15,7 @@ from typing import Any
 from eyas_contract import InvalidInput
 from eyas_contract.commands import Progress, plain_config
 from eyas_contract.contract import read_json, write_text_atomic
+from eyas_contract.outputs import set_aside
 from eyas_serve.acceptance import DEFINITION, Acceptance
 from eyas_serve.api_key import read_key
 from eyas_serve.client import Client, Generation
@@ -107,9 +108,12 @@ def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: 
     if old is not None:
         result["against"] = {"report": str(config.against), "rows": compare(old["levels"], levels)}
     config.out.parent.mkdir(parents=True, exist_ok=True)
+    table_file, page_file = config.out.with_suffix(".csv"), config.out.with_suffix(".html")
+    for path in set_aside(config.out, table_file, page_file):
+        report(f"an earlier report is now {path}")
     write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
-    write_text_atomic(config.out.with_suffix(".csv"), as_csv(levels))
-    write_text_atomic(config.out.with_suffix(".html"), page(result))
+    write_text_atomic(table_file, as_csv(levels))
+    write_text_atomic(page_file, page(result))
     return result
 
 

@@ -14,6 +14,7 @@ from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.commands import plain_config
 from eyas_contract.contract import write_text_atomic
 from eyas_contract.engines.sglang import server_flags
+from eyas_contract.outputs import set_aside
 from eyas_serve.bench import Run, measure
 from eyas_serve.client import Client
 from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig
@@ -100,6 +101,8 @@ def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: No
     failed: dict[str, str] = {}
     result: dict[str, Any] = {}
     config.out.parent.mkdir(parents=True, exist_ok=True)
+    for path in set_aside(config.out):
+        report(f"an earlier report is now {path}")
     last_alone = max(i for i, shape in enumerate(shapes) if is_alone(shape.name))
     for i, shape in enumerate(shapes):
         try:
@@ -115,6 +118,8 @@ def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: No
         write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
     best = advise(rows, levels)[str(levels[0])]["best"]
     chosen = next(shape for shape in shapes if shape.name == best)
+    for path in set_aside(config.serve_toml):
+        report(f"what was {config.serve_toml.name} is now {path}")
     write_text_atomic(config.serve_toml, as_toml(chosen.config(config, None)))
     return result
 

@@ -1,0 +1,48 @@
+"""Where results are written: never over what somebody else, or an earlier run, has left there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from pathlib import Path
+
+from eyas_contract.errors import InvalidInput
+
+
+def require_own(folder: Path, ours: Collection[str], wanted: str) -> None:
+    """Refuse an output folder that holds anything but our own files; one that is absent or empty will do.
+
+    Args:
+        folder: to be written into.
+        ours: names that an interrupted run of the same command may have left, their temporary files included.
+        wanted: what the folder should be, for the message.
+
+    Raises:
+        InvalidInput: a file in its place, or strangers in it, named.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput(str(folder), "a file", wanted, "Give another --out.")
+    strangers = sorted(path.name for path in folder.iterdir() if path.name not in ours) if folder.exists() else []
+    if strangers:
+        more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
+        raise InvalidInput(str(folder), f"a folder with {', '.join(strangers[:5])}{more}", wanted,
+                           "Give another --out.")
+
+
+def with_temporary(*names: str) -> set[str]:
+    """The names, and those of the files that become them (`write_text_atomic`)."""
+    return {*names, *(f".{name}.tmp" for name in names)}
+
+
+def set_aside(*paths: Path) -> list[Path]:
+    """Rename those of an earlier report's files that are there, all under one new number: `bench.json`, `bench.html`
+    -> `bench.1.json`, `bench.1.html`. Returns the new names."""
+    present = [path for path in paths if path.exists()]
+    if not present:
+        return []
+    number = next(n for n in itertools.count(1) if not any(_numbered(path, n).exists() for path in paths))
+    return [path.rename(_numbered(path, number)) for path in present]
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.stem}.{number}{path.suffix}")
