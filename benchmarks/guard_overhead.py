@@ -166,8 +166,8 @@ class Servers:
             target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
             engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
             topk=options.topk, num_draft_tokens=options.num_draft_tokens, mem_fraction=options.mem_fraction,
-            metrics=not options.guard_only,
-            max_total_tokens=options.max_total_tokens, acceptance_floor=0.0, extra=options.extra)
+            max_total_tokens=options.max_total_tokens, metrics=not options.guard_only, acceptance_floor=0.0,
+            extra=options.extra)
 
     @contextmanager
     def started(self, name: str) -> Iterator[Client]:
@@ -200,8 +200,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         speed(client, prompts[:2 * options.concurrency])
         return client
 
-    with tempfile.TemporaryDirectory(prefix="eyas-overhead-") as name, ExitStack() as both, \
-            ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as asker:
+    with (tempfile.TemporaryDirectory(prefix="eyas-overhead-") as name, ExitStack() as both,
+          ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as asker):
         folder = Path(name)
         expose_plugin(folder / "entry", "eyas-serve")
         servers = Servers(options, folder)

@@ -19,7 +19,7 @@ def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
     require_own(tmp_path, ours, "a new folder")
     for name in "abcdefg":
         (tmp_path / name).touch()
-    with pytest.raises(InvalidInput, match=r"a folder with a, b, c, d, e and 2 more.*Wanted: a new folder"):
+    with pytest.raises(InvalidInput, match=r"not empty: a, b, c, d, e and 2 more.*Wanted: a new folder"):
         require_own(tmp_path, ours, "a new folder")
     with pytest.raises(InvalidInput, match="a file"):
         require_own(tmp_path / "a", ours, "a new folder")

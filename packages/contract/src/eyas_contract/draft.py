@@ -43,7 +43,8 @@ class DraftSpec:
             num_heads, and head_dim is that of queries and keys.
         target_hidden_size, num_aux: `fc` maps num_aux * target_hidden_size to hidden_size.
         draft_vocab_size, target_vocab_size: rows of the head and of the (target's) embedding.
-        max_position_embeddings, rope, rms_norm_eps, hidden_act: as in the target, or the draft's own.
+        max_position_embeddings, rope, rms_norm_eps: as in the target, or the draft's own.
+        hidden_act: `silu`, with which alone engines build a draft.
         fc_norm: an RMSNorm per aux state before `fc` (EAGLE-3.1).
         norm_output: the normed state, not the residual stream, is fed to the next step (EAGLE-3.1).
         own_embedding: the checkpoint brings `embed_tokens`; otherwise the target's is shared.

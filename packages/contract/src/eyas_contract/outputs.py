@@ -25,8 +25,7 @@ def require_own(folder: Path, ours: Collection[str], wanted: str) -> None:
     strangers = sorted(path.name for path in folder.iterdir() if path.name not in ours) if folder.exists() else []
     if strangers:
         more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
-        raise InvalidInput(str(folder), f"a folder with {', '.join(strangers[:5])}{more}", wanted,
-                           "Give another --out.")
+        raise InvalidInput(str(folder), f"not empty: {', '.join(strangers[:5])}{more}", wanted, "Give another --out.")
 
 
 def with_temporary(*names: str) -> set[str]:

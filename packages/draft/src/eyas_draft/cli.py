@@ -104,9 +104,10 @@ def _eval(config: EvalConfig, as_json: bool) -> int:
     report = evaluate(config)
     if config.out:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        set_aside(config.out)
+        settings = config.out.with_name(config.out.stem + ".config.json")
+        set_aside(config.out, settings)
         write_text_atomic(config.out, json.dumps(report) + "\n")
-        save_config(config, config.out.parent, config.out.stem + ".config.json")
+        save_config(config, settings.parent, settings.name)
     _show(report if as_json else {k: v for k, v in report.items() if k != "outputs"}, as_json)
     return 0
 

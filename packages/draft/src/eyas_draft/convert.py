@@ -26,6 +26,7 @@ from eyas_contract.dialects import (
 from eyas_contract.engines import sglang, vllm
 from eyas_contract.engines.checks.vocab_map import target_ids_in
 from eyas_contract.errors import InvalidInput
+from eyas_contract.outputs import require_own
 from eyas_contract.safetensors_copy import booleans, int64, write_tensors
 from eyas_contract.safetensors_header import TensorInfo, read_header, read_values
 from eyas_contract.target import read_config
@@ -128,8 +129,7 @@ def convert(config: ConvertConfig) -> Conversion:
             folder that is not empty; every reason named. Nothing is written then.
         CorruptFile: damaged weights.
     """
-    if config.out.exists() and any(config.out.iterdir()):
-        raise InvalidInput(str(config.out), "exists and is not empty", "a new folder", "Choose another --out.")
+    require_own(config.out, (), "a new or empty folder")
     source = read_source(config)
     neutral = source.neutral
     reasons = refusals(neutral, config.to) + [f"tensor {name}: no dialect has this name" for name in source.strangers]

@@ -43,6 +43,8 @@ def export(config: ExportConfig) -> dict[str, object]:
     if contract.draft is None or contract.vocab is None:
         raise InvalidInput(str(config.run), "no vocab or draft section in contract.json", "a run of eyas-draft train",
                            "Give the run's folder.")
+    if not _is_of_run(config.out, contract):
+        require_own(config.out, with_temporary("contract.json"), "a new or empty folder, or an export of this run")
     engine = _engine(config.engine_version)
     state = checkpoint.require(config.run, config.checkpoint)
     dtype = _dtype(contract.draft.dtype)
@@ -50,8 +52,6 @@ def export(config: ExportConfig) -> dict[str, object]:
                                   for name, value in state["model"].items()}
     tensors["d2t"] = torch.tensor(contract.vocab.d2t(), dtype=torch.int64)
     tensors["t2d"] = torch.tensor(contract.vocab.t2d(), dtype=torch.bool)
-    if not _is_of_run(config.out, contract):
-        require_own(config.out, with_temporary("contract.json"), "a new or empty folder, or an export of this run")
     config.out.mkdir(parents=True, exist_ok=True)
     contract.save(config.out)
     write_text_atomic(config.out / "config.json", json.dumps(sglang.export_config(contract, engine), indent=1) + "\n")

@@ -21,6 +21,7 @@ from eyas_contract import (
 )
 from eyas_contract.canonical import digest
 from eyas_contract.contract import write_text_atomic
+from eyas_contract.outputs import require_own
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import REJECTS_NAME
 from eyas_extract.check import read_tensor
@@ -92,9 +93,8 @@ def split(store: Path, outs: tuple[Path, Path], share: float) -> tuple[Manifest,
 
 
 def _begin(out: Path) -> None:
+    require_own(out, (), "a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise InvalidInput(str(out), "a folder with something in it", "a new or empty folder", "Give another --out.")
 
 
 def _linked(store: Path, shard: ShardRecord, out: Path, number: int) -> ShardRecord:
