@@ -8,9 +8,9 @@ random tokens for a model of random weights (`random_models.py`, written first).
 acceptance length, milliseconds a round, the GPU's milliseconds a round in the target's verification, the draft's steps
 and its extension, and how many outputs equal those of the first backend. Where two differ, the server at hand is asked
 how far below its best token the two lie at that place: the near tie that was decided otherwise. With --at-a-time N all
-prompts are then asked N at a time, for their tokens/s and acceptance length together. A backend that cannot serve the
-model is a row with its words. With --together all servers start at once, and are measured one at a time. The servers'
-logs are kept beside OUT.json.
+prompts are then asked N at a time, for their tokens/s and acceptance length together. A backend may be two, as in
+eyas+flashinfer: the second for prompts. One that cannot serve the model is a row with its words. With --together all
+servers start at once, and are measured one at a time. The servers' logs are kept beside OUT.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import shutil
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from random_models import random_pair, random_prompts
 
 from eyas_contract.contract import write_text_atomic
 from eyas_serve.acceptance import Acceptance
-from eyas_serve.bench import measure
+from eyas_serve.bench import Run, measure
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.prompts import Prompt, load_prompts
@@ -42,6 +42,7 @@ from eyas_serve.server import Server
 
 Prompts = list[list[int]]
 CANDIDATES = 8  # best tokens that are looked at where two answers part: more than two may be within a rounding
+GENERATED = re.compile(r"^sglang:generation_tokens_total\{.*\} (\S+)$", re.MULTILINE)
 EXECUTION = re.compile(r'^sglang:forward_execution_seconds_total\{.*category="(\w+)".*\} (\S+)$', re.MULTILINE)
 PARTS = {"target_verify": "verify", "eagle_draft": "draft_steps", "eagle_draft_extend": "draft_extension"}
 
@@ -61,9 +62,18 @@ def long_prompts(path: Path, target: Path, context: int, count: int) -> Prompts:
     return result
 
 
+def backend_flags(backend: str) -> list[str]:
+    """SGLang's for one name, or for two: `eyas+flashinfer` decodes and verifies with eyas, prompts with FlashInfer."""
+    decode, _, prompts = backend.partition("+")
+    if not prompts:
+        return ["--attention-backend", decode]
+    return ["--decode-attention-backend", decode, "--prefill-attention-backend", prompts,
+            "--speculative-attention-mode", "decode"]
+
+
 def make_server(options: argparse.Namespace, backend: str) -> Server:
     """A server with this backend; not yet started."""
-    flags, longest = ["--attention-backend", backend, "--page-size", "1"], max(options.contexts)
+    flags, longest = [*backend_flags(backend), "--page-size", "1"], max(options.contexts)
     scale: dict[str, Any] = {}
     if options.random:  # one prompt is one chunk: over MLA, Triton's attention to a cached prefix takes far longer
         scale = {"max_total_tokens": options.count * sum(options.contexts) + 16384, "mem_fraction": 0.8,
@@ -78,11 +88,31 @@ def make_server(options: argparse.Namespace, backend: str) -> Server:
     return Server(config, lambda text: print(f"[{backend}] {text}", flush=True))
 
 
-def gpu_seconds(client: Client) -> dict[str, float]:
-    """Seconds that the GPU spent in each part of a round so far; empty where the server does not time them."""
-    status, content = client.get("/metrics")
-    found = dict(EXECUTION.findall(content.decode())) if status == 200 else {}
-    return {name: float(found[part]) for part, name in PARTS.items() if part in found}
+@dataclass(frozen=True)
+class Counted:
+    """What a server has counted so far.
+
+    Attributes:
+        seconds: of the GPU in each part of a round; empty where the server does not time them.
+        tokens: generated.
+    """
+
+    seconds: dict[str, float]
+    tokens: float
+
+    @classmethod
+    def of(cls, client: Client) -> Counted:
+        """By its metrics; nothing where it has none."""
+        status, content = client.get("/metrics")
+        text = content.decode() if status == 200 else ""
+        found = dict(EXECUTION.findall(text))
+        return cls({name: float(found[part]) for part, name in PARTS.items() if part in found},
+                   sum(map(float, GENERATED.findall(text))))
+
+    def milliseconds_since(self, before: Counted, per: float) -> dict[str, float]:
+        """The GPU's for each one of `per` things; empty without any."""
+        return {name: round(1e3 * (seconds - before.seconds.get(name, 0.0)) / per, 3)
+                for name, seconds in self.seconds.items() if per}
 
 
 def measured(server: Server, prompts: Prompts, max_new_tokens: int,
@@ -95,9 +125,9 @@ def measured(server: Server, prompts: Prompts, max_new_tokens: int,
     server.client.generate(prompts[0][:1024][::-1], max_new_tokens, ignore_eos=True)
     first = [server.client.generate(ids, 1, ignore_eos=True).seconds for ids in prompts]
     again = [server.client.generate(ids, 1, ignore_eos=True).seconds for ids in prompts]
-    before = gpu_seconds(server.client)
+    before = Counted.of(server.client)
     answers = [server.client.generate(ids, max_new_tokens, ignore_eos=True) for ids in prompts]
-    after = gpu_seconds(server.client)
+    after = Counted.of(server.client)
     gaps = near_ties(server.url, prompts, answers, reference) if reference else []
     seconds = sum(answer.seconds for answer in answers) - sum(again)
     acceptance = Acceptance.of(answer.histogram for answer in answers)
@@ -105,23 +135,28 @@ def measured(server: Server, prompts: Prompts, max_new_tokens: int,
     return {"decode_tokens_per_second": round(tokens / seconds, 2),
             "prompt_seconds": round(sum(first), 3), "acceptance_length": round(acceptance.length, 4),
             "milliseconds_a_round": round(1e3 * seconds * acceptance.length / tokens, 3),
-            "gpu_milliseconds_a_round": {name: round(1e3 * (after[name] - before.get(name, 0.0)) / acceptance.rounds, 3)
-                                         for name in after if acceptance.rounds},
+            "gpu_milliseconds_a_round": after.milliseconds_since(before, acceptance.rounds),
             "differing": gaps}, answers
 
 
 def measured_at_once(client: Client, prompts: Prompts, at_a_time: int, answers: list[Generation]) -> dict[str, Any]:
     """All prompts with `at_a_time` of them in flight, after a warm-up: tokens/s together, without the time that the
-    prompts alone take, and how many answers begin as those given one at a time."""
+    prompts alone take, the GPU's milliseconds a token in each part (the warm-up's counted too), and how many answers
+    begin as those given one at a time."""
     asked = [Prompt(str(i), tuple(ids)) for i, ids in enumerate(prompts)]
     settings = BenchConfig(target=Path(), prompts=Path(), concurrency=at_a_time, stream=False)
-    alone, whole = (measure(client, asked, replace(settings, max_new_tokens=tokens), f"{at_a_time} at a time")
-                    for tokens in (1, len(answers[0].output_ids)))
+
+    def run(tokens: int) -> Run:
+        return measure(client, asked, replace(settings, max_new_tokens=tokens), f"{at_a_time} at a time")
+
+    alone = run(1)
+    before, whole, after = Counted.of(client), run(len(answers[0].output_ids)), Counted.of(client)
     same = sum(one.output_ids[:len(many.output_ids)] == many.output_ids
                for one, many in zip(answers, whole.answers, strict=True))
     return {"at_a_time": at_a_time, "identical": same,
             "tokens_per_second": round((whole.tokens - alone.tokens) / (whole.seconds - alone.seconds), 2),
-            "acceptance_length": round(Acceptance.of(answer.histogram for answer in whole.answers).length, 4)}
+            "acceptance_length": round(Acceptance.of(answer.histogram for answer in whole.answers).length, 4),
+            "gpu_milliseconds_a_token": after.milliseconds_since(before, after.tokens - before.tokens)}
 
 
 def near_ties(url: str, prompts: Prompts, answers: list[Generation],

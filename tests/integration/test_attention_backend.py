@@ -20,6 +20,7 @@ def test_it_fits_the_installed_sglang_and_a_draft_attends_as_triton_would(engine
 
 @pytest.mark.parametrize(("argv", "wanted"), [
     (["--attention-backend", "eyas"], True), (["--attention-backend=eyas"], True),
-    (["--attention-backend", "triton", "eyas"], False), (["--speculative-draft-attention-backend", "eyas"], True)])
+    (["--attention-backend", "triton", "eyas"], False), (["--speculative-draft-attention-backend", "eyas"], True),
+    (["--prefill-attention-backend", "flashinfer", "--decode-attention-backend", "eyas"], True)])
 def test_the_flags_are_seen(argv: list[str], wanted: bool) -> None:
     assert any(says(argv, flag, "eyas") for flag in ATTENTION_FLAGS) is wanted

@@ -19,7 +19,8 @@ import warnings
 from eyas_serve.plugin import ATTENTION_SWITCH
 
 CPU_SWITCH = "EYAS_ENGINE_CPU"
-ATTENTION_FLAGS = ("--attention-backend", "--speculative-draft-attention-backend")
+ATTENTION_FLAGS = ("--attention-backend", "--decode-attention-backend", "--prefill-attention-backend",
+                   "--speculative-draft-attention-backend")
 
 
 def says(argv: list[str], flag: str, value: str) -> bool:
