@@ -61,45 +61,60 @@ def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """As `served_files`, where Transformers would read the same.
+
+    Raises:
+        InvalidInput: as `served_files`, or an index that does not name the `model.safetensors` beside it.
+    """
+    files, single = served_files(folder), folder / SINGLE_NAME
+    if single not in files and (folder / INDEX_NAME).exists() and (single.exists() or single.is_symlink()):
+        raise InvalidInput(str(single), f"beside {INDEX_NAME}, which names other files",
+                           "one checkpoint: engines read the index's files, Transformers this one",
+                           "Remove whichever is stale.")
+    return files
+
+
+def served_files(folder: Path) -> list[Path]:
     """The files that engines read: those that the index names, else every `*.safetensors`, else every `*.bin`.
 
     `model.safetensors` comes first to Transformers alone; engines take it for one file among others (SGLang's and
     vLLM's `filter_duplicate_safetensors_files`), but for a lone `consolidated.safetensors` beside it.
 
     Raises:
-        InvalidInput: no weights, files that lead out of the folder, an index that names absent files, or does not name
-            the `model.safetensors` beside it.
+        InvalidInput: no weights, an index that cannot be read, or that names files which are absent or lie elsewhere.
     """
-    single, index = folder / SINGLE_NAME, folder / INDEX_NAME
-    if index.exists():
-        files = _indexed_files(folder, index)
-        if single not in files and (single.exists() or single.is_symlink()):
-            raise InvalidInput(str(single), f"beside {INDEX_NAME}, which names other files",
-                               "one checkpoint: engines read the index's files, Transformers this one",
-                               "Remove whichever is stale.")
-        return files
+    if (folder / INDEX_NAME).exists():
+        return [folder / name for name in sorted(set(weight_map(folder).values()))]
     files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
     if [file.name for file in files] == ["consolidated.safetensors", SINGLE_NAME]:
-        return [single]
+        return files[1:]
     if not files:
         raise InvalidInput(str(folder), "no *.safetensors or *.bin file", "a checkpoint, by eyas-contract",
                            "Give the folder that holds the weights.")
     return files
 
 
-def _indexed_files(folder: Path, index: Path) -> list[Path]:
-    wanted = "`weight_map` of tensor names to files in the same folder, by the Hugging Face format"
+def weight_map(folder: Path) -> dict[str, str]:
+    """The index's tensor names -> files of the folder; empty where there is no index.
+
+    Raises:
+        InvalidInput: as `served_files`.
+    """
+    index, wanted = folder / INDEX_NAME, "`weight_map` of tensor names to files in the same folder, by the Hugging " \
+                                         "Face format"
+    if not index.exists():
+        return {}
     require_inside(index, folder)
     if index.stat().st_size > MAX_VALUE_BYTES:
         raise InvalidInput(str(index), f"{index.stat().st_size} bytes", wanted, "Restore the file.")
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        bad = [n for n in names if not isinstance(n, str) or Path(n).name != n or "\0" in n
+        mapping: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"].items())
+        bad = [n for n in set(mapping.values()) if not isinstance(n, str) or Path(n).name != n or "\0" in n
                or not (folder / n).is_file()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise InvalidInput(str(index), f"unreadable ({type(error).__name__}: {error})"[:200], wanted,
                            "Restore the file.") from error
     if bad:
-        raise InvalidInput(str(index), f"files {repr(bad[:5])[:200]} are absent or outside the folder", wanted,
-                           "Fetch the missing shards.")
-    return [folder / name for name in sorted(names)]
+        raise InvalidInput(str(index), f"files {repr(sorted(map(str, bad))[:5])[:200]} are absent or outside of it",
+                           wanted, "Fetch the missing shards.")
+    return mapping

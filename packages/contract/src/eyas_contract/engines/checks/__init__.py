@@ -19,6 +19,7 @@ from eyas_contract.engines.checks.norms import check_norms
 from eyas_contract.engines.checks.placing import place
 from eyas_contract.engines.checks.rope import check_rope
 from eyas_contract.engines.checks.serving import check_serving
+from eyas_contract.engines.checks.target_files import check_target_files
 from eyas_contract.engines.checks.tensors import check_tensors
 from eyas_contract.engines.checks.training import check_training
 from eyas_contract.engines.checks.values import check_values
@@ -59,10 +60,10 @@ def check(draft: str | Path, target: str | Path, engine: str = "sglang", version
     case = dataclasses.replace(read_case(Path(draft), Path(target), engine, record), flags=flags, gpu_name=gpu,
                                gpu=find_gpu(gpu) if gpu else None, tp=tp)
     parsed = sglang.parse_version(version) if version is not None else None
-    values = check_values(case)
+    alike = check_values(case) + check_target_files(case)  # in every version
     if parsed in ENGINES[engine]:
-        return most_severe_first(_rooms(case, parsed) + values)
-    return most_severe_first(_every_version(case, version) + values)
+        return most_severe_first(_rooms(case, parsed) + alike)
+    return most_severe_first(_every_version(case, version) + alike)
 
 
 def _rooms(case: Case, version: Version) -> list[Finding]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eyas_contract.checkpoint_files import served_files
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.hardware import GPUS
 from eyas_contract.engines.wanted import kv_heads
+from eyas_contract.errors import InvalidInput
 
 _GIB = 2**30
 _REST_GIB = 4.0  # CUDA context, graphs, activations: SGLang's own reserve is of this order
@@ -45,9 +47,11 @@ def _tp(case: Case) -> list[Finding]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of a folder's weight files."""
-    files = [p for p in folder.glob("*.safetensors") if p.is_file()] or [p for p in folder.glob("*.bin") if p.is_file()]
-    return sum(path.stat().st_size for path in files)
+    """Bytes of the files that engines read in a folder; 0 where that cannot be told."""
+    try:
+        return sum(path.stat().st_size for path in served_files(folder))
+    except InvalidInput:
+        return 0
 
 
 def kv_bytes_per_token(config: dict[str, object], layers: int, dtype_bytes: int, tp: int) -> float:
@@ -68,7 +72,7 @@ def _memory(case: Case) -> list[Finding]:
     assert case.gpu is not None
     total = weight_bytes(case.target)
     if not total:
-        return [Finding("memory", "note", "target", "no weight files", "the target's weights, to add up memory",
+        return [Finding("memory", "note", "target", "no checkpoint", "the target's weights, to add up memory",
                         "memory per GPU was not checked", "Give the folder with the weights.")]
     draft = weight_bytes(case.draft)
     pp = case.flags.pp_size or 1
