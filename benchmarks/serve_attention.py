@@ -140,21 +140,20 @@ def measured(server: Server, prompts: Prompts, max_new_tokens: int,
 
 
 def measured_at_once(client: Client, prompts: Prompts, at_a_time: int, answers: list[Generation]) -> dict[str, Any]:
-    """All prompts with `at_a_time` of them in flight, after a warm-up: tokens/s together, without the time that the
-    prompts alone take, the GPU's milliseconds a token in each part (the warm-up's counted too), and how many answers
-    begin as those given one at a time."""
+    """All prompts with `at_a_time` of them in flight, after a warm-up: tokens/s together, prompts included, and the
+    seconds that the prompts alone take; the GPU's milliseconds a token in each part (the warm-up's counted too), and
+    how many answers begin as those given one at a time."""
     asked = [Prompt(str(i), tuple(ids)) for i, ids in enumerate(prompts)]
     settings = BenchConfig(target=Path(), prompts=Path(), concurrency=at_a_time, stream=False)
 
     def run(tokens: int) -> Run:
         return measure(client, asked, replace(settings, max_new_tokens=tokens), f"{at_a_time} at a time")
 
-    alone = run(1)
     before, whole, after = Counted.of(client), run(len(answers[0].output_ids)), Counted.of(client)
     same = sum(one.output_ids[:len(many.output_ids)] == many.output_ids
                for one, many in zip(answers, whole.answers, strict=True))
-    return {"at_a_time": at_a_time, "identical": same,
-            "tokens_per_second": round((whole.tokens - alone.tokens) / (whole.seconds - alone.seconds), 2),
+    return {"at_a_time": at_a_time, "identical": same, "tokens": whole.tokens,
+            "tokens_per_second": round(whole.tokens_per_second, 2), "prompt_seconds": round(run(1).seconds, 3),
             "acceptance_length": round(Acceptance.of(answer.histogram for answer in whole.answers).length, 4),
             "gpu_milliseconds_a_token": after.milliseconds_since(before, after.tokens - before.tokens)}
 

@@ -101,7 +101,8 @@ class Run:
         options = self.options
         words: list[object] = ["--target", options.target, "--device", options.device, "--dtype", options.dtype,
                                "--no-radix-cache", "--max-total-tokens", options.max_total_tokens,
-                               "--cuda-graph-max-bs", max(options.concurrencies)]
+                               "--cuda-graph-max-bs", max(options.concurrencies),
+                               "--max-running-requests", max(options.concurrencies)]
         for flag, value in (("--engine-python", options.engine_python), ("--extra", options.extra)):
             words += [f"{flag}={value}"] if value else []  # a value that begins with dashes needs the sign
         return words

@@ -23,6 +23,7 @@ import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server
 from eyas_serve.bench import Run, measure, summarise
+from eyas_serve.config import DRAFTED_AT_A_TIME
 from eyas_serve.probe.session import ProbeReport, probe_client
 from eyas_serve.processes import running
 from eyas_serve.prompts import load_prompts
@@ -42,10 +43,12 @@ def config(tiny_target: Path, trained_draft: Path, engine_python: Path) -> Serve
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A server's answers, what the probe said of its draft, and the processes it was."""
+    """A server's answers, what the probe said of its draft, how many requests it runs at a time, and the processes it
+    was."""
 
     run: Run
     probe: ProbeReport | None
+    room: int | None
     processes: list[psutil.Process]
 
 
@@ -57,7 +60,7 @@ def serve(config: BenchConfig) -> Served:
         assert len({status.pid for status in server.progress.ranks.values()}) == config.tp
         run = measure(server.client, asked, config, "test")
         probe = probe_client(server.client, None) if config.draft else None
-        return Served(run, probe, [*psutil.Process(server.child.pid).children(recursive=True)])
+        return Served(run, probe, server.client.room(), [*psutil.Process(server.child.pid).children(recursive=True)])
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +79,9 @@ def plain(bench: BenchConfig) -> Served:
     return serve(dataclasses.replace(bench, draft=None))
 
 
-@pytest.mark.parametrize("shape", [TREE, CHAIN | {"tp": 2, "environment": {"EYAS_CPU_SPAWN": "1"}}],
-                         ids=["tree", "chain-tp2-spawned"])
+@pytest.mark.parametrize("shape", [
+    TREE, CHAIN | {"tp": 2, "max_running_requests": 50, "environment": {"EYAS_CPU_SPAWN": "1"}}],
+    ids=["tree", "chain-tp2-spawned"])
 def test_launch_bench_probe_stop(bench: BenchConfig, plain: Served, shape: dict[str, Any]) -> None:
     drafted = serve(dataclasses.replace(bench, **shape))
     report = summarise(bench, "0.5.20", drafted.run, plain.run)
@@ -87,6 +91,7 @@ def test_launch_bench_probe_stop(bench: BenchConfig, plain: Served, shape: dict[
     assert all(0 < rate <= 1 for rate in report["conditional_rates"])
     assert drafted.probe is not None
     assert not drafted.probe.findings, drafted.probe.text(False)
+    assert drafted.room == shape.get("max_running_requests", DRAFTED_AT_A_TIME)
     assert len(drafted.processes) > shape.get("tp", 1)
     assert not [process for process in drafted.processes if running(process.pid)]
 

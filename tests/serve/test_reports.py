@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ import pytest
 import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
+from eyas_serve.bench import table
 from eyas_serve.levels import compare
 from eyas_serve.numbers import acceptance_interval, percentiles, student_t
 from eyas_serve.watch import Alarm, interval, parse
@@ -92,6 +94,13 @@ def test_sweep_report_csv_html_and_comparison(config: BenchConfig) -> None:
     assert len(again["against"]["rows"]) == len(result["levels"])
     with pytest.raises(InvalidInput, match="no such file"):
         run_bench(BenchConfig(**{**vars(config), "against": config.out.with_name("none.json")}))
+
+
+def test_a_server_that_lets_requests_wait_is_named(config: BenchConfig) -> None:
+    assert {row["room"] for row in run_bench(replace(config, sweep=(49,)))["levels"]} == {49}
+    few = run_bench(replace(config, extra="--max-running-requests 3"))
+    words = [f"{arm} ran at most 3 of 4 requests at a time" for arm in ("draft", "target alone")]
+    assert all(word in table(few) and word in config.out.with_suffix(".html").read_text() for word in words)
 
 
 def test_worse_only_where_the_intervals_do_not_meet() -> None:

@@ -18,7 +18,8 @@ from eyas_serve.tune import Shape, advise, as_toml, parse_shapes, run_tune, tune
 
 
 def row(arm: str, concurrency: int, speed: float, stopped: bool = False) -> dict[str, object]:
-    return {"arm": arm, "concurrency": concurrency, "tokens_per_second": speed, "stopped_early": stopped}
+    return {"arm": arm, "concurrency": concurrency, "tokens_per_second": speed, "stopped_early": stopped,
+            "data_set": "all"}
 
 
 def test_advice_and_break_even() -> None:
@@ -88,7 +89,22 @@ def test_against_a_scripted_engine(scenario: Callable[..., ServeConfig], tiny_ta
     best = result["advice"]["1"]["best"]
     loaded = load_toml(ServeConfig, config.serve_toml)
     assert ("draft" in loaded) == (best != "none")
-    assert not {"port", "run_dir", "radix_cache", "metrics"} & set(loaded)
+    assert not {"port", "run_dir", "radix_cache", "metrics", "max_running_requests"} & set(loaded)
+
+
+def test_no_request_waits_for_room(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path) -> None:
+    """SGLang runs 48 requests at a time with a draft; the server that is advised has the measured one's room."""
+    served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
+    prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(3))
+    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
+                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (1, 49)})
+    result = run_tune(config)
+    assert {row["room"] for row in result["rows"]} == {49}
+    assert "waited" not in tune_table(result)
+    assert load_toml(ServeConfig, config.serve_toml)["max_running_requests"] == 49
+    few = run_tune(dataclasses.replace(config, max_running_requests=2))
+    assert {row["room"] for row in few["rows"]} == {2}
+    assert "warning: 3/1/4 ran at most 2 of 49 requests at a time" in tune_table(few)
 
 
 def test_an_arm_that_does_not_start_is_left_out(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,

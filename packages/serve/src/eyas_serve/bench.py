@@ -19,9 +19,9 @@ from eyas_contract.outputs import set_aside
 from eyas_serve.acceptance import DEFINITION, Acceptance
 from eyas_serve.api_key import read_key
 from eyas_serve.client import Client, Generation
-from eyas_serve.config import BenchConfig
+from eyas_serve.config import BenchConfig, with_room
 from eyas_serve.html import page
-from eyas_serve.levels import Arm, Row, as_csv, compare, lines, summarise_level
+from eyas_serve.levels import Arm, Row, as_csv, compare, crowded, lines, summarise_level
 from eyas_serve.probe.session import API_KEY
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
@@ -82,10 +82,10 @@ def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: s
 def measure_levels(client: Client, prompts: list[Prompt], config: BenchConfig, label: str,
                    arm: str) -> tuple[Run, Levels]:
     """Every concurrency in turn; the first one's run, and all levels' rows."""
-    runs = []
+    runs, room = [], client.room()
     for level in dict.fromkeys((config.concurrency, *config.sweep)):
         run = measure(client, prompts, dataclasses.replace(config, concurrency=level), f"{label}, {level} at a time")
-        runs.append((run, summarise_level(Arm(arm, level, run.answers, run.seconds, run.busy), run.asked)))
+        runs.append((run, summarise_level(Arm(arm, level, run.answers, run.seconds, run.busy, room), run.asked)))
     return runs[0][0], [row for _, rows in runs for row in rows]
 
 
@@ -101,6 +101,8 @@ def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: 
     old = None if config.against is None else read_report(config.against)
     earlier = None if config.baseline_report is None else earlier_baseline(config, prompts)
     levels: Levels = []
+    if not config.url:
+        config = with_room(config, (config.concurrency, *config.sweep))
     version, run, baseline = _measure_url(config, prompts, levels) if config.url else \
         _measure_own(config, prompts, report, levels)
     baseline = earlier or baseline
@@ -172,7 +174,7 @@ def _measure_url(config: BenchConfig, prompts: list[Prompt], levels: Levels) -> 
 
 
 SAME_FOR_A_BASELINE = ("target", "device", "dtype", "tp", "radix_cache", "max_new_tokens", "turns", "concurrency",
-                       "extra")
+                       "max_running_requests", "extra")
 
 
 def earlier_baseline(config: BenchConfig, prompts: list[Prompt]) -> Run:
@@ -258,6 +260,7 @@ def table(result: Report) -> str:
         faster = f", speed {row['speed_ratio']:.2f} times" if row["speed_ratio"] else ""
         text.append(f"  against the earlier report: {row['arm']}, {row['concurrency']} at a time, {row['data_set']}: "
                     f"acceptance {row['acceptance']}{faster}")
+    text += [f"  warning: {words}" for words in crowded(result.get("levels", []))]
     busy = max((row["client_busy"] or 0 for row in result.get("levels", [])), default=0)
     if busy > 0.7:
         text.append(f"  warning: this client was busy {busy:.0%} of the time: speeds are lower bounds; try --no-stream")

@@ -70,6 +70,14 @@ class Client:
                 return dict(response.json())
         raise EngineFailure(self.url, f"HTTP {response.status_code} for {path}", "an SGLang server", "Check the URL.")
 
+    def room(self) -> int | None:
+        """Requests that the server runs at a time, over all its replicas; None where it does not say."""
+        states = self.info().get("internal_states")
+        each = [state.get("effective_max_running_requests_per_dp") if isinstance(state, dict) else None
+                for state in (states if isinstance(states, list) else [])]
+        known = [count for count in each if isinstance(count, int)]
+        return sum(known) if known and len(known) == len(each) else None
+
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and content of a path. Raises EngineFailure where the server cannot be reached."""
         response = self._send("GET", path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,9 @@ class ServeConfig:
     """Reuse of common prompt prefixes."""
     mem_fraction: float | None = None
     """Share of GPU memory for weights and KV cache; the engine's choice by default."""
+    max_running_requests: int | None = None
+    """Requests that the engine runs at a time while others wait; its own choice by default, which is 48 with a draft.
+    bench and tune ask for as many as they keep in flight."""
     cuda_graph: bool = True
     """Record CUDA graphs."""
     cuda_graph_max_bs: int | None = None
@@ -80,6 +84,17 @@ class ServeConfig:
     """The engine's log is put aside under a number at this size; nothing is deleted."""
     run_dir: Path | None = None
     """Folder for the server's log, ranks' status and resolved config; else a fresh temporary one."""
+
+
+DRAFTED_AT_A_TIME = 48  # requests that SGLang runs with a draft unless told (`speculative_hook.py`, 0.5.16, 0.5.20)
+AnyConfig = TypeVar("AnyConfig", bound=ServeConfig)
+
+
+def with_room(config: AnyConfig, in_flight: Iterable[int]) -> AnyConfig:
+    """The same settings with room for this many requests in flight, so that none waits where speeds are compared."""
+    most = max(in_flight)
+    return config if config.max_running_requests or most <= DRAFTED_AT_A_TIME else replace(
+        config, max_running_requests=most)
 
 
 @dataclass(frozen=True, kw_only=True)

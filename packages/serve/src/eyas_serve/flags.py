@@ -47,6 +47,7 @@ def _scale(config: ServeConfig) -> list[str]:
             ("--dp-size", config.dp, 1), ("--ep-size", config.ep, 1), ("--nnodes", config.nnodes, 1),
             ("--node-rank", config.node_rank, 0), ("--dist-init-addr", config.dist_init_addr, ""),
             ("--mem-fraction-static", config.mem_fraction, None),
+            ("--max-running-requests", config.max_running_requests, None),
             ("--cuda-graph-max-bs-decode", config.cuda_graph_max_bs, None)):
         if value != usual:
             words += [flag, str(value)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +21,15 @@ COLUMNS = ("arm", "concurrency", "data_set", "requests", "tokens", "tokens_per_s
 
 @dataclass(frozen=True)
 class Arm:
-    """One server's answers at one concurrency, in the prompts' order; `busy` is this process's share of a core."""
+    """One server's answers at one concurrency, in the prompts' order; `busy` is this process's share of a core, `room`
+    how many requests the server runs at a time, where it says so."""
 
     name: str
     concurrency: int
     answers: tuple[Generation, ...]
     seconds: float
     busy: float = 0.0
+    room: int | None = None
 
 
 def summarise_level(arm: Arm, prompts: Sequence[Prompt]) -> list[Row]:
@@ -52,7 +55,7 @@ def _row(arm: Arm, data_set: str, answers: Sequence[Generation]) -> Row:
             "acceptance_length": acceptance.length if drafted else None, "histogram": list(acceptance.histogram),
             "interval": list(interval) if interval else None, "rates": acceptance.conditional_rates(),
             "ttft": first, "tpot": each, "latency": percentiles([a.seconds for a in answers]),
-            "client_busy": arm.busy if whole else None}
+            "client_busy": arm.busy if whole else None, "room": arm.room}
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -93,6 +96,13 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
                        "acceptance_length": [past["acceptance_length"], row["acceptance_length"]],
                        "acceptance": word, "speed_ratio": faster})
     return result
+
+
+def crowded(rows: Sequence[Row]) -> list[str]:
+    """A warning for each server that ran fewer requests at a time than were in flight."""
+    few = [row for row in rows if row["data_set"] == "all" and (row.get("room") or math.inf) < row["concurrency"]]
+    return [f"{row['arm']} ran at most {row['room']} of {row['concurrency']} requests at a time, the others waited: "
+            "its speed there is that of fewer; serve it with --max-running-requests" for row in few]
 
 
 def lines(rows: Sequence[Row]) -> list[str]:

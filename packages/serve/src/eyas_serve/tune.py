@@ -17,8 +17,8 @@ from eyas_contract.engines.sglang import server_flags
 from eyas_contract.outputs import set_aside
 from eyas_serve.bench import Run, measure
 from eyas_serve.client import Client
-from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig
-from eyas_serve.levels import Arm, Row, summarise_level
+from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig, with_room
+from eyas_serve.levels import Arm, Row, crowded, summarise_level
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
 
@@ -97,6 +97,7 @@ def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: No
     if not levels or levels[0] < 1 or config.draft is None:
         raise InvalidInput("eyas-serve tune", f"concurrencies {levels}, draft {config.draft}",
                            "a draft, and one or more concurrencies of 1 or more", "Correct the flags.")
+    config = with_room(config, levels)
     rows: list[Row] = []
     failed: dict[str, str] = {}
     result: dict[str, Any] = {}
@@ -140,7 +141,7 @@ def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape
     best = max((row["first_tokens_per_second"] for row in so_far if row["concurrency"] == level), default=0.0)
     stopped = not is_alone(shape.name) and run.tokens_per_second < config.drop_below * best
     whole = run if stopped or len(few) == len(prompts) else _measure(client, prompts, config, shape, level)
-    row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy),
+    row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy, client.room()),
                           whole.asked)[0]
     return [{**row, "first_tokens_per_second": run.tokens_per_second, "stopped_early": stopped}]
 
@@ -207,5 +208,6 @@ def tune_table(result: dict[str, Any]) -> str:
                                               if not is_alone(row["best"]) else "do not speculate here"))
     if advice["break_even"] is not None:
         text.append(f"from {advice['break_even']} at a time on speculation does not pay")
+    text += [f"warning: {words}" for words in crowded(result["rows"])]
     text += [f"left out: {name}: {words.splitlines()[0]}" for name, words in result.get("failed", {}).items()]
     return "\n".join(text)
