@@ -8,8 +8,9 @@ go to one and then to the other, in the order on off, off on, on off, ... so tha
 short pairs, and of their ratios of tokens/s, on / off, the median, which a disturbed pair does not move; its interval
 is the sign test's, 95 % whatever the distribution. `--control` serves bare SGLang twice: how far two servers differ
 here for no reason, since each keeps the cores and memory that it happened to get, and an idle one polls. `--alone`
-starts a server for every measurement, and nothing else: slow, but neither of that stays. `--guard-only` leaves the
-metrics off in both: SGLang's own work for them goes, what stays is the guard's.
+starts a server for every measurement, and nothing else: slow, but neither of that stays. `--of-each 2` serves each kind
+twice: a round's ratio is that of the kinds' means, and beside it stands how far two servers of one kind differ.
+`--guard-only` leaves the metrics off in both: SGLang's own work for them goes, what stays is the guard's.
 """
 
 from __future__ import annotations
@@ -131,16 +132,36 @@ def sign_test_cut(count: int) -> int:
     return k
 
 
-def measure(speed: Callable[[str], float], options: argparse.Namespace, sink: dict[str, Any]) -> None:
-    """Pairs until `--pairs` are measured or `--seconds` are over; two at least, written after each."""
-    deadline, pairs = time.monotonic() + options.seconds, list[tuple[float, float]]()
-    while len(pairs) < options.pairs and (len(pairs) < 2 or time.monotonic() < deadline):
-        order = ("on", "off") if len(pairs) % 2 == 0 else ("off", "on")
-        found = {name: speed(name) for name in order}
-        pairs.append((found["on"], found["off"]))
-        sink["tokens_per_second"] = [{"on": on, "off": off} for on, off in pairs]
-        sink |= ratio_of(pairs) if len(pairs) > 1 else {}
+def server_names(of_each: int) -> list[str]:
+    """`on` and `off`, or `on 1`, `off 1`, `off 2`, `on 2`, ..."""
+    if of_each == 1:
+        return ["on", "off"]
+    return [f"{kind} {i}" for i in range(1, of_each + 1) for kind in (("on", "off") if i % 2 else ("off", "on"))]
+
+
+def measure(speed: Callable[[str], float], names: Sequence[str], options: argparse.Namespace,
+            sink: dict[str, Any]) -> None:
+    """Rounds over all servers, `--pairs` of them or until `--seconds` are over; two at least, written after each."""
+    deadline, rounds = time.monotonic() + options.seconds, list[dict[str, float]]()
+    while len(rounds) < options.pairs and (len(rounds) < 2 or time.monotonic() < deadline):
+        first = len(rounds) % len(names)
+        rounds.append({name: speed(name) for name in (*names[first:], *names[:first])})
+        sink["tokens_per_second"] = rounds
+        sink |= compare(rounds) if len(rounds) > 1 else {}
         write_text_atomic(options.out, json.dumps(sink, indent=1) + "\n")
+
+
+def compare(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """`ratio_of` the kinds, the mean of a kind's servers taken; `alike`: the same of the first two of one kind."""
+    kinds = {kind: [name for name in sorted(rounds[0]) if name.split()[0] == kind] for kind in ("on", "off")}
+    means = [tuple(statistics.geometric_mean(each[name] for name in names) for names in kinds.values())
+             for each in rounds]
+    result = ratio_of([(on, off) for on, off in means])
+    if len(kinds["on"]) > 1:
+        result["alike"] = {kind: {key: value for key, value in ratio_of(
+            [(each[names[0]], each[names[1]]) for each in rounds]).items() if key in ("ratio", "interval")}
+            for kind, names in kinds.items()}
+    return result
 
 
 def machine() -> dict[str, Any]:
@@ -171,8 +192,8 @@ class Servers:
 
     @contextmanager
     def started(self, name: str) -> Iterator[Client]:
-        """`on` or `off`; with --control both are bare."""
-        if name == "off" or self.options.control:
+        """One of `server_names`; with --control all are bare."""
+        if name.startswith("off") or self.options.control:
             folder = Path(tempfile.mkdtemp(dir=self.folder))
             with Bare(replace(self.config, metrics=False), folder) as bare:
                 bare.wait(self.options.start_seconds)
@@ -210,10 +231,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 with servers.started(which) as client:
                     return speed(warmed(client))
 
-            measure(alone, options, result)
+            measure(alone, server_names(1), options, result)
         else:
-            clients = {which: warmed(both.enter_context(servers.started(which))) for which in ("on", "off")}
-            measure(lambda which: speed(clients[which]), options, result)
+            names = server_names(options.of_each)
+            with ThreadPoolExecutor(len(names)) as pool:
+                started = pool.map(lambda name: both.enter_context(servers.started(name)), names)
+                clients = dict(zip(names, started, strict=True))
+            for client in clients.values():
+                warmed(client)
+            measure(lambda which: speed(clients[which]), names, options, result)
     result |= {"sglang": servers.sglang, "metrics_read": len(servers.looks)}
     if any(status != 200 for status in servers.looks):
         raise EngineFailure("the server that is on", f"HTTP status {set(servers.looks)} for /metrics", "its metrics",
@@ -233,9 +259,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, default in (("steps", 3), ("topk", 1), ("num-draft-tokens", 4), ("concurrency", 8), ("count", 16),
                           ("max-new-tokens", 128), ("pairs", 1000), ("max-total-tokens", 65536)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--mem-fraction", type=float, help="of each of the two servers")
+    parser.add_argument("--of-each", type=int, default=1, help="servers of each kind")
+    parser.add_argument("--mem-fraction", type=float, help="of each server")
     parser.add_argument("--seconds", type=float, default=120.0, help="of measuring")
-    parser.add_argument("--start-seconds", type=float, default=180.0, help="for the bare server, after the other")
+    parser.add_argument("--start-seconds", type=float, default=180.0, help="for a bare server")
     parser.add_argument("--control", action="store_true", help="serve bare SGLang twice")
     parser.add_argument("--guard-only", action="store_true", help="no metrics in either server")
     parser.add_argument("--alone", action="store_true", help="start a server for every measurement, and no other")
@@ -250,6 +277,8 @@ def main() -> None:
     within = " [{:.4f}, {:.4f}]".format(*result["interval"]) if result["interval"] else ""
     what = ("of one bare server over another's" if options.control
             else f"with guard{'' if options.guard_only else ' and metrics'} over without")
+    for kind, found in result.get("alike", {}).items():
+        print(f"tokens/s of one server {kind} over another: {found['ratio']:.4f}")
     print(f"tokens/s {what}: {result['ratio']:.4f}{within}, "
           f"{result['pairs']} pairs; at most {GOAL:.0%} cost: {result[f'costs_at_most_{GOAL:.0%}']}\n{options.out}")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from guard_overhead import ratio_of, sign_test_cut
+from guard_overhead import compare, ratio_of, server_names, sign_test_cut
 
 
 @pytest.mark.parametrize(("count", "cut"), [(2, 0), (5, 0), (6, 1), (10, 2), (20, 6), (100, 40), (1000, 469)])
@@ -21,6 +21,19 @@ def test_ratio_by_hand() -> None:
     found = ratio_of([(on, 100.0) for on in (99.0, 50.0, 101.0, 98.0, 100.0, 300.0)])
     assert found == {"ratio": 0.995, "interval": [0.5, 3.0], "pairs": 6, "costs_at_most_1%": "undecided"}
     assert ratio_of([(99.0, 100.0)] * 5)["interval"] is None
+
+
+def test_two_servers_of_each_kind_are_compared_by_their_means() -> None:
+    """Each server is 5 % slower than the one before it; what is on costs 2 % more."""
+    assert server_names(1) == ["on", "off"]
+    assert server_names(2) == ["on 1", "off 1", "off 2", "on 2"]
+    speeds = {name: 100 * 0.95**i * (0.98 if name.startswith("on") else 1.0) for i, name in enumerate(server_names(2))}
+    found = compare([speeds] * 6)
+    assert found["ratio"] == pytest.approx(0.98)
+    assert found["costs_at_most_1%"] == "no"
+    assert found["alike"]["off"]["ratio"] == pytest.approx(1 / 0.95)
+    assert found["alike"]["on"]["ratio"] == pytest.approx(1 / 0.95**3)
+    assert "alike" not in compare([{"on": 1.0, "off": 1.0}] * 2)
 
 
 @pytest.mark.parametrize(("on", "verdict"), [((99.5, 99.6, 99.55), "yes"), ((97.0, 97.1, 97.05), "no"),

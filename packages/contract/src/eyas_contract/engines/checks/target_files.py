@@ -1,8 +1,8 @@
 """The target's weight files: all there, whole, and holding what their index says.
 
-Engines find out minutes into the load, or not at all. SGLang 0.5.20 stops at an absent shard, and at a cut one; a tensor
-that is not where the index places it, it replaces by whatever memory held, without a word. 0.5.16 does so for an absent
-shard, too (`filter_duplicate_safetensors_files`).
+Engines find out minutes into the load, or not at all. SGLang 0.5.20 stops at an absent shard and at a cut one; in place
+of a tensor that is not where the index says it serves whatever memory held, without a word. 0.5.16 does so for an
+absent shard, too (`filter_duplicate_safetensors_files`).
 """
 
 from __future__ import annotations
