@@ -12,8 +12,11 @@ import pytest
 import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.commands import load_toml
-from eyas_serve import ServeConfig
+from eyas_serve import ServeConfig, tune
+from eyas_serve.bench import Run
+from eyas_serve.client import Client, Generation
 from eyas_serve.config import TuneConfig
+from eyas_serve.prompts import Prompt
 from eyas_serve.tune import Shape, advise, as_toml, parse_shapes, run_tune, tune_table
 
 
@@ -105,6 +108,27 @@ def test_no_request_waits_for_room(scenario: Callable[..., ServeConfig], tiny_ta
     few = run_tune(dataclasses.replace(config, max_running_requests=2))
     assert {row["room"] for row in few["rows"]} == {2}
     assert "warning: 3/1/4 ran at most 2 of 49 requests at a time" in tune_table(few)
+
+
+@pytest.mark.parametrize(("looks", "stopped", "measured"), [
+    ((90.0, 92.0), False, 2), ((50.0, 92.0, 91.0), False, 3), ((50.0, 60.0), True, 2)])
+def test_one_slow_look_stops_no_arm(looks: tuple[float, ...], stopped: bool, measured: int,
+                                    monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The best arm's first prompts gave 100 tokens/s; below 85 this one is looked at once more."""
+    speeds = list(looks)
+
+    def look(client: Client, prompts: list[Prompt], *rest: object) -> Run:
+        return Run(tuple(Generation((0,) * 10, (), 0.1, "length") for _ in prompts),
+                   10 * len(prompts) / speeds.pop(0), 0.0, tuple(prompts))
+
+    monkeypatch.setattr(tune, "_measure", look)
+    monkeypatch.setattr(Client, "room", lambda self: None)
+    config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path, first=2)
+    best = {"arm": "none", "concurrency": 1, "first_tokens_per_second": 100.0}
+    [found] = tune.measure_arm(Client("http://nowhere"), [Prompt(str(i), (1,)) for i in range(4)], config,
+                               Shape("3/1/4", 3, 1, 4), 1, [best])
+    assert found["stopped_early"] is stopped
+    assert len(looks) - len(speeds) == measured
 
 
 def test_an_arm_that_does_not_start_is_left_out(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,

@@ -173,7 +173,7 @@ class TuneConfig(ServeConfig):
     first: int = 8
     """Prompts that every arm gets, at least twice as many as are in flight; the rest only if it is not far behind."""
     drop_below: float = 0.85
-    """An arm slower than this share of the best arm, on its first prompts, is stopped."""
+    """An arm slower than this share of the best arm, on its first prompts, twice, is stopped."""
     port: int = 0
     radix_cache: bool = False
     metrics: bool = False
