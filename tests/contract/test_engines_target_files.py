@@ -9,9 +9,8 @@ import drafts
 import pytest
 from drafts import bf16, write_safetensors
 
-from eyas_contract.checkpoint_files import INDEX_NAME, SINGLE_NAME
+from eyas_contract.checkpoint_files import INDEX_NAME, SINGLE_NAME, weight_sizes
 from eyas_contract.engines import check
-from eyas_contract.engines.checks.capacity import weight_bytes
 from eyas_contract.engines.findings import Finding
 
 SHARDS = {"a-00001-of-00002.safetensors": ["model.norm.weight", "lm_head.weight"],
@@ -35,10 +34,10 @@ def found(target: Path, tmp_path: Path) -> list[Finding]:
 
 
 def test_whole_shards_are_right_whatever_else_lies_there(target: Path, tmp_path: Path) -> None:
-    size = weight_bytes(target)
+    sizes = weight_sizes(target)
     write_safetensors(target / "consolidated.safetensors", {"norm.weight": bf16([8, 8])})
     assert found(target, tmp_path) == []
-    assert weight_bytes(target) == size > 0
+    assert weight_sizes(target) == sizes == [(target / shard).stat().st_size for shard in SHARDS]
     assert found(drafts.target().write(tmp_path / "config_only"), tmp_path) == []
 
 

@@ -94,6 +94,14 @@ def served_files(folder: Path) -> list[Path]:
     return files
 
 
+def weight_sizes(folder: Path) -> list[int]:
+    """Bytes of each of `served_files`; none where they cannot be told (`check` says why)."""
+    try:
+        return [file.stat().st_size for file in served_files(folder)]
+    except (InvalidInput, OSError):
+        return []
+
+
 def weight_map(folder: Path) -> dict[str, str]:
     """The index's tensor names -> files of the folder; empty where there is no index.
 

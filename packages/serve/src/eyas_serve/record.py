@@ -9,9 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eyas_contract.checkpoint_files import served_files
 from eyas_contract.contract import write_text_atomic
-from eyas_contract.errors import InvalidInput
 from eyas_serve.interpreter import Interpreter
 
 MATTERS = re.compile(r"^(?:NCCL|CUDA|TORCH|PYTORCH|SGLANG|SGL|EYAS|OMP|MKL|HF|FLASHINFER|TRITON|GLOO|NVIDIA|LD_|VLLM)")
@@ -33,12 +31,3 @@ def write_record(folder: Path, command: Sequence[str], environment: Mapping[str,
              "sglang": engine.sglang, "torch": engine.torch, "eyas_native": engine.native,
              "host": platform.node(), "kernel": platform.release(), "cores": os.cpu_count()}
     write_text_atomic(folder / "engine.json", json.dumps(plain, indent=1) + "\n")
-
-
-def shard_sizes(folder: Path | None) -> list[int]:
-    """Sizes of the weight files that an engine reads in a folder, in the order of their names; none where that cannot
-    be told (preflight says why)."""
-    try:
-        return [file.stat().st_size for file in served_files(folder)] if folder is not None else []
-    except InvalidInput:
-        return []

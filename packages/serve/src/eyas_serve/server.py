@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from eyas_contract import EngineFailure
+from eyas_contract.checkpoint_files import weight_sizes
 from eyas_contract.commands import duration, save_config
 from eyas_serve import processes, proof
 from eyas_serve.api_key import read_key, write_engine_config
@@ -23,7 +24,7 @@ from eyas_serve.flags import MODULE, engine_arguments, engine_environment
 from eyas_serve.interpreter import Interpreter, find_interpreter
 from eyas_serve.log_writer import put_aside
 from eyas_serve.progress import Progress
-from eyas_serve.record import shard_sizes, write_record
+from eyas_serve.record import write_record
 from eyas_serve.verdicts import judge
 
 POLL = 0.2  # seconds
@@ -154,8 +155,9 @@ class Server:
     def _wait(self) -> None:
         """Until the server answers its health check and every rank is ready."""
         assert self.child is not None
+        draft = weight_sizes(self.config.draft) if self.config.draft else []
         self.progress = Progress(self.status_dir, self.log, shards={
-            "target": shard_sizes(self.config.target), "draft": shard_sizes(self.config.draft)})
+            "target": weight_sizes(self.config.target), "draft": draft})
         self._stalls, self._uses, self._used_at = 0, dict[int, processes.Use | None](), time.monotonic()
         while True:
             self._look()

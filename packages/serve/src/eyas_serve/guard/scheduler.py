@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas_contract import EngineFailure, EyasError
+from eyas_contract.checkpoint_files import weight_sizes
 from eyas_contract.engines.sglang import DRAFT_CLASSES
 from eyas_contract.target import read_config
 from eyas_serve.guard import layout
@@ -104,7 +105,7 @@ def count_weights(original: Callable[..., Any], loader: Any, model_config: Any, 
                   **kwargs: Any) -> Iterator[Any]:
     """AROUND hook of the weight iterator: bytes read, of the bytes in the folder."""
     folder = Path(str(model_config.model_path))
-    GUARD.status.total = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    GUARD.status.total = sum(weight_sizes(folder))
     for name, tensor in original(loader, model_config, *args, **kwargs):
         yield name, tensor
         GUARD.advance(tensor.numel() * tensor.element_size())

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from eyas_contract.checkpoint_files import served_files
+from eyas_contract.checkpoint_files import weight_sizes
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.hardware import GPUS
 from eyas_contract.engines.wanted import kv_heads
-from eyas_contract.errors import InvalidInput
 
 _GIB = 2**30
 _REST_GIB = 4.0  # CUDA context, graphs, activations: SGLang's own reserve is of this order
@@ -46,14 +43,6 @@ def _tp(case: Case) -> list[Finding]:
                     "Choose a --tp that divides them.")]
 
 
-def weight_bytes(folder: Path) -> int:
-    """Bytes of the files that engines read in a folder; 0 where that cannot be told."""
-    try:
-        return sum(path.stat().st_size for path in served_files(folder))
-    except InvalidInput:
-        return 0
-
-
 def kv_bytes_per_token(config: dict[str, object], layers: int, dtype_bytes: int, tp: int) -> float:
     """KV cache bytes per token and GPU: MLA keeps one latent per layer on every GPU, MHA its share of the heads."""
     latent, rope = config.get("kv_lora_rank"), config.get("qk_rope_head_dim")
@@ -70,11 +59,11 @@ def kv_bytes_per_token(config: dict[str, object], layers: int, dtype_bytes: int,
 
 def _memory(case: Case) -> list[Finding]:
     assert case.gpu is not None
-    total = weight_bytes(case.target)
+    total = sum(weight_sizes(case.target))
     if not total:
         return [Finding("memory", "note", "target", "no checkpoint", "the target's weights, to add up memory",
                         "memory per GPU was not checked", "Give the folder with the weights.")]
-    draft = weight_bytes(case.draft)
+    draft = sum(weight_sizes(case.draft))
     pp = case.flags.pp_size or 1
     share = (total / (case.tp * pp) + draft / case.tp) / _GIB
     have = float(case.gpu.memory_gib)
