@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import drafts
@@ -60,3 +61,16 @@ def test_tensors_that_are_not_where_the_index_places_them(target: Path, tmp_path
     [finding] = found(target, tmp_path)
     assert finding.found.startswith("1 of 3 tensors")
     assert "lm_head.weight in a-00001-of-00002.safetensors" in finding.found
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    assert found(target, tmp_path) == []  # the head is the embedding
+
+
+@pytest.mark.parametrize(("layers", "absent"), [(range(12), ""), (range(13), ""), (range(11), "1 of these: 11"),
+                                                ((0, 1, *range(4, 12)), "2 of these: 2, 3"), ((), "")])
+def test_layers_that_only_the_config_has(layers: Iterable[int], absent: str, tmp_path: Path) -> None:
+    """Of 12; beside them a vision tower of other numbers, whose layers count for nothing."""
+    target = drafts.target().write(tmp_path / "target")
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in layers] + ["vision.encoder.layers.0.weight"] * bool(layers)
+    write_safetensors(target / SINGLE_NAME, dict.fromkeys([*names, "lm_head.weight"], bf16([8, 8])))
+    assert [absent in f.found for f in found(target, tmp_path)] == [True] * bool(absent)

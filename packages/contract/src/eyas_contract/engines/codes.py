@@ -85,7 +85,7 @@ CODES: dict[str, tuple[str, str]] = {
     "t2d-shape": ("warning", "`t2d` has another dtype or length than the target's vocabulary"),
     "target-class-unknown": ("warning", "a target class that is not in the tables"),
     "target-config": ("warning", "the target's config changed since training"),
-    "target-files": ("error", "the target's weight files: absent, cut, or without what the index places in them"),
+    "target-files": ("error", "the target's weight files: absent, cut, or without what index or config promise"),
     "target-hidden-size": ("error", "the width that `fc` expects is not the target's"),
     "target-weights": ("warning", "the target's weights are not those of training"),
     "target-without-hook": ("error", "the target class hands over no aux states in this version"),
