@@ -41,6 +41,15 @@ def test_ready_after_handshake_and_first_generation(scenario: Scenario, tmp_path
     assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["tp"] == 1
 
 
+@pytest.mark.parametrize(("told", "room"), [(None, 48), (64, 64)])
+def test_ready_says_how_many_requests_run_at_a_time(scenario: Scenario, tmp_path: Path, told: int | None,
+                                                    room: int) -> None:
+    said: list[str] = []
+    with Server(scenario("ok", draft=tmp_path / "draft", preflight=False, max_running_requests=told), said.append):
+        pass
+    assert said[-1].endswith(f"acceptance length 2.00 in the first generation, {room} requests at a time")
+
+
 def test_slow_is_not_stuck(scenario: Scenario) -> None:
     said: list[str] = []
     with Server(scenario("slow", stall_seconds=1.5), said.append):

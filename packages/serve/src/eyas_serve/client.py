@@ -72,7 +72,10 @@ class Client:
 
     def room(self) -> int | None:
         """Requests that the server runs at a time, over all its replicas; None where it does not say."""
-        states = self.info().get("internal_states")
+        try:
+            states = self.info().get("internal_states")
+        except EngineFailure:
+            return None
         each = [state.get("effective_max_running_requests_per_dp") if isinstance(state, dict) else None
                 for state in (states if isinstance(states, list) else [])]
         known = [count for count in each if isinstance(count, int)]

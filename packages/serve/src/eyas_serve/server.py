@@ -239,10 +239,11 @@ class Server:
             time.sleep(POLL)
             self._look()
             raise self._failure(error.found, error.wanted, error.remedy) from error
-        note = ""
+        note, room = "", self.client.room()
         if self.config.draft is not None:
             self.acceptance_length = acceptance.length
             note = f", acceptance length {acceptance.length:.2f} in the first generation"
+            note += f", {room} requests at a time" if room else ""
             if acceptance.length < self.config.acceptance_floor:
                 useless = proof.useless(self.client, self.config, acceptance)
                 if self.config.guard == "enforce":
@@ -251,7 +252,8 @@ class Server:
         self.progress.serves()
         seconds = duration(time.monotonic() - self.started)
         self.tell("ready", f"READY after {seconds}: {self.url}{note}", url=self.url, log=str(self.log),
-                  seconds=round(time.monotonic() - self.started, 1), acceptance_length=self.acceptance_length)
+                  seconds=round(time.monotonic() - self.started, 1), acceptance_length=self.acceptance_length,
+                  room=room)
 
     def _died(self) -> EngineFailure:
         code = self.child.exit_code() if self.child else None
