@@ -143,8 +143,11 @@ def _check_files(config: CheckFilesConfig) -> int:
     if config.json:
         print(json.dumps(to_plain(report), indent=1))
     else:
-        print(f"{report.files - len(report.bad)} good, {len(report.bad)} bad of {report.files} files; last state: "
-              f"{report.last_state}. Training leaves bad samples out up to --max-bad-samples, and stops above it.")
+        advice = "Training leaves bad samples out up to --max-bad-samples, and stops above it."
+        if report.last_state == "neither":
+            advice = "The last states are not this target's: none of the files can be trained on."
+        print(f"{report.files - len(report.bad)} whole, {len(report.bad)} bad of {report.files} files; last state: "
+              f"{report.last_state}. {advice}")
         print(render(report.findings))
     return 1 if report.bad or report.last_state == "neither" else 0
 
