@@ -153,14 +153,13 @@ def measure(speed: Callable[[str], float], names: Sequence[str], options: argpar
 
 def compare(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
     """`ratio_of` the kinds, the mean of a kind's servers taken; `alike`: the same of the first two of one kind."""
-    kinds = {kind: [name for name in sorted(rounds[0]) if name.split()[0] == kind] for kind in ("on", "off")}
-    means = [tuple(statistics.geometric_mean(each[name] for name in names) for names in kinds.values())
-             for each in rounds]
-    result = ratio_of([(on, off) for on, off in means])
-    if len(kinds["on"]) > 1:
-        result["alike"] = {kind: {key: value for key, value in ratio_of(
-            [(each[names[0]], each[names[1]]) for each in rounds]).items() if key in ("ratio", "interval")}
-            for kind, names in kinds.items()}
+    def mean(each: dict[str, float], kind: str) -> float:
+        return statistics.geometric_mean(speed for name, speed in each.items() if name.split()[0] == kind)
+
+    result = ratio_of([(mean(each, "on"), mean(each, "off")) for each in rounds])
+    if "on 2" in rounds[0]:
+        alike = {kind: ratio_of([(each[f"{kind} 1"], each[f"{kind} 2"]) for each in rounds]) for kind in ("on", "off")}
+        result["alike"] = {kind: {key: found[key] for key in ("ratio", "interval")} for kind, found in alike.items()}
     return result
 
 

@@ -39,10 +39,10 @@ from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
+from eyas_serve.watch import parse
 
 Prompts = list[list[int]]
 CANDIDATES = 8  # best tokens that are looked at where two answers part: more than two may be within a rounding
-GENERATED = re.compile(r"^sglang:generation_tokens_total\{.*\} (\S+)$", re.MULTILINE)
 EXECUTION = re.compile(r'^sglang:forward_execution_seconds_total\{.*category="(\w+)".*\} (\S+)$', re.MULTILINE)
 PARTS = {"target_verify": "verify", "eagle_draft": "draft_steps", "eagle_draft_extend": "draft_extension"}
 
@@ -77,9 +77,8 @@ def make_server(options: argparse.Namespace, backend: str) -> Server:
     scale: dict[str, Any] = {}
     if options.random:  # one prompt is one chunk: over MLA, Triton's attention to a cached prefix takes far longer
         scale = {"max_total_tokens": options.count * sum(options.contexts) + 16384, "mem_fraction": 0.8,
-                 "cuda_graph_max_bs": max(2, options.at_a_time)}
-        flags += ["--chunked-prefill-size", str(longest + 1024), "--max-prefill-tokens", str(longest + 1024),
-                  "--max-running-requests", str(max(2, options.at_a_time))]
+                 "cuda_graph_max_bs": max(2, options.at_a_time), "max_running_requests": max(2, options.at_a_time)}
+        flags += ["--chunked-prefill-size", str(longest + 1024), "--max-prefill-tokens", str(longest + 1024)]
     config = ServeConfig(target=options.target, draft=options.draft, dtype="bfloat16", port=0, steps=options.steps,
                          topk=options.topk, num_draft_tokens=options.num_draft_tokens, radix_cache=bool(options.random),
                          preflight=False, acceptance_floor=0.0 if options.random else 1.05,
@@ -104,10 +103,11 @@ class Counted:
     def of(cls, client: Client) -> Counted:
         """By its metrics; nothing where it has none."""
         status, content = client.get("/metrics")
-        text = content.decode() if status == 200 else ""
+        if status != 200:
+            return cls({}, 0.0)
+        text = content.decode()
         found = dict(EXECUTION.findall(text))
-        return cls({name: float(found[part]) for part, name in PARTS.items() if part in found},
-                   sum(map(float, GENERATED.findall(text))))
+        return cls({name: float(found[part]) for part, name in PARTS.items() if part in found}, parse(text, 0.0).tokens)
 
     def milliseconds_since(self, before: Counted, per: float) -> dict[str, float]:
         """The GPU's for each one of `per` things; empty without any."""

@@ -60,7 +60,7 @@ def serve(config: BenchConfig) -> Served:
         assert len({status.pid for status in server.progress.ranks.values()}) == config.tp
         run = measure(server.client, asked, config, "test")
         probe = probe_client(server.client, None) if config.draft else None
-        return Served(run, probe, server.client.room(), [*psutil.Process(server.child.pid).children(recursive=True)])
+        return Served(run, probe, server.client.room, [*psutil.Process(server.child.pid).children(recursive=True)])
 
 
 @pytest.fixture(scope="module")

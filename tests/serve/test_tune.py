@@ -122,7 +122,7 @@ def test_one_slow_look_stops_no_arm(looks: tuple[float, ...], stopped: bool, mea
                    10 * len(prompts) / speeds.pop(0), 0.0, tuple(prompts))
 
     monkeypatch.setattr(tune, "_measure", look)
-    monkeypatch.setattr(Client, "room", lambda self: None)
+    monkeypatch.setattr(Client, "room", None)
     config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path, first=2)
     best = {"arm": "none", "concurrency": 1, "first_tokens_per_second": 100.0}
     [found] = tune.measure_arm(Client("http://nowhere"), [Prompt(str(i), (1,)) for i in range(4)], config,

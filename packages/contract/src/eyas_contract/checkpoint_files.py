@@ -61,22 +61,23 @@ def read_checkpoint(folder: Path) -> dict[str, TensorInfo]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """As `served_files`, where Transformers would read the same.
+    """Those of `served`, where Transformers would read the same.
 
     Raises:
-        InvalidInput: as `served_files`, or an index that does not name the `model.safetensors` beside it.
+        InvalidInput: as `served`, or an index that does not name the `model.safetensors` beside it.
     """
-    files, single = served_files(folder), folder / SINGLE_NAME
-    if single not in files and (folder / INDEX_NAME).exists() and (single.exists() or single.is_symlink()):
+    (files, _), single = served(folder), folder / SINGLE_NAME
+    if single not in files and (single.exists() or single.is_symlink()):  # only an index leaves it out
         raise InvalidInput(str(single), f"beside {INDEX_NAME}, which names other files",
                            "one checkpoint: engines read the index's files, Transformers this one",
                            "Remove whichever is stale.")
     return files
 
 
-def served_files(folder: Path) -> list[Path]:
-    """The files that engines read: those that the index names, else every `*.safetensors`, else every `*.bin`.
+def served(folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """The files that engines read, and the index's tensor names -> file names, empty where there is no index.
 
+    They are those that the index names, else every `*.safetensors`, else every `*.bin`.
     `model.safetensors` comes first to Transformers alone; engines take it for one file among others (SGLang's and
     vLLM's `filter_duplicate_safetensors_files`), but for a lone `consolidated.safetensors` beside it.
 
@@ -84,34 +85,28 @@ def served_files(folder: Path) -> list[Path]:
         InvalidInput: no weights, an index that cannot be read, or that names files which are absent or lie elsewhere.
     """
     if (folder / INDEX_NAME).exists():
-        return [folder / name for name in sorted(set(weight_map(folder).values()))]
+        index = _read_index(folder)
+        return [folder / name for name in sorted(set(index.values()))], index
     files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
     if [file.name for file in files] == ["consolidated.safetensors", SINGLE_NAME]:
-        return files[1:]
+        return files[1:], {}
     if not files:
         raise InvalidInput(str(folder), "no *.safetensors or *.bin file", "a checkpoint, by eyas-contract",
                            "Give the folder that holds the weights.")
-    return files
+    return files, {}
 
 
 def weight_sizes(folder: Path) -> list[int]:
-    """Bytes of each of `served_files`; none where they cannot be told (`check` says why)."""
+    """Bytes of each file of `served`; none where they cannot be told (`check` says why)."""
     try:
-        return [file.stat().st_size for file in served_files(folder)]
+        return [file.stat().st_size for file in served(folder)[0]]
     except (InvalidInput, OSError):
         return []
 
 
-def weight_map(folder: Path) -> dict[str, str]:
-    """The index's tensor names -> files of the folder; empty where there is no index.
-
-    Raises:
-        InvalidInput: as `served_files`.
-    """
-    index, wanted = folder / INDEX_NAME, "`weight_map` of tensor names to files in the same folder, by the Hugging " \
-                                         "Face format"
-    if not index.exists():
-        return {}
+def _read_index(folder: Path) -> dict[str, str]:
+    index = folder / INDEX_NAME
+    wanted = "`weight_map` of tensor names to files in the same folder, by the Hugging Face format"
     require_inside(index, folder)
     if index.stat().st_size > MAX_VALUE_BYTES:
         raise InvalidInput(str(index), f"{index.stat().st_size} bytes", wanted, "Restore the file.")

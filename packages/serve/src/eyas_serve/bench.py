@@ -82,7 +82,7 @@ def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: s
 def measure_levels(client: Client, prompts: list[Prompt], config: BenchConfig, label: str,
                    arm: str) -> tuple[Run, Levels]:
     """Every concurrency in turn; the first one's run, and all levels' rows."""
-    runs, room = [], client.room()
+    runs, room = [], client.room
     for level in dict.fromkeys((config.concurrency, *config.sweep)):
         run = measure(client, prompts, dataclasses.replace(config, concurrency=level), f"{label}, {level} at a time")
         runs.append((run, summarise_level(Arm(arm, level, run.answers, run.seconds, run.busy, room), run.asked)))

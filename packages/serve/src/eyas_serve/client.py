@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import httpx
@@ -70,8 +71,9 @@ class Client:
                 return dict(response.json())
         raise EngineFailure(self.url, f"HTTP {response.status_code} for {path}", "an SGLang server", "Check the URL.")
 
+    @cached_property
     def room(self) -> int | None:
-        """Requests that the server runs at a time, over all its replicas; None where it does not say."""
+        """Requests that the server runs at a time, over all its replicas; None where it does not say. Asked once."""
         try:
             states = self.info().get("internal_states")
         except EngineFailure:

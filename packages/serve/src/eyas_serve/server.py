@@ -239,7 +239,7 @@ class Server:
             time.sleep(POLL)
             self._look()
             raise self._failure(error.found, error.wanted, error.remedy) from error
-        note, room = "", self.client.room()
+        note, room = "", self.client.room
         if self.config.draft is not None:
             self.acceptance_length = acceptance.length
             note = f", acceptance length {acceptance.length:.2f} in the first generation"

@@ -145,7 +145,7 @@ def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape
         run = max(run, _measure(client, few, config, shape, level), key=lambda look: look.tokens_per_second)
     stopped = run.tokens_per_second < enough
     whole = run if stopped or len(few) == len(prompts) else _measure(client, prompts, config, shape, level)
-    row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy, client.room()),
+    row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy, client.room),
                           whole.asked)[0]
     return [{**row, "first_tokens_per_second": run.tokens_per_second, "stopped_early": stopped}]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from eyas_contract.checkpoint_files import weight_sizes
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.hardware import GPUS
@@ -59,11 +58,10 @@ def kv_bytes_per_token(config: dict[str, object], layers: int, dtype_bytes: int,
 
 def _memory(case: Case) -> list[Finding]:
     assert case.gpu is not None
-    total = sum(weight_sizes(case.target))
+    total, draft = case.target_bytes, case.draft_bytes
     if not total:
         return [Finding("memory", "note", "target", "no checkpoint", "the target's weights, to add up memory",
                         "memory per GPU was not checked", "Give the folder with the weights.")]
-    draft = sum(weight_sizes(case.draft))
     pp = case.flags.pp_size or 1
     share = (total / (case.tp * pp) + draft / case.tp) / _GIB
     have = float(case.gpu.memory_gib)

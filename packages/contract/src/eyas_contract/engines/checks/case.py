@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eyas_contract.checkpoint_files import has_weights, read_checkpoint, require_inside
+from eyas_contract.checkpoint_files import has_weights, read_checkpoint, require_inside, weight_sizes
 from eyas_contract.contract import FILE_NAME, Contract
 from eyas_contract.engines import vllm
 from eyas_contract.engines.checks.config_values import value_faults
@@ -53,6 +53,7 @@ class Case:
         target_config: the target's config, its text model's part.
         spec: the target.
         tensors: the draft's tensors by stored name; empty where the folder has no weights.
+        draft_bytes, target_bytes: sizes of the weight files that engines read; 0 where there are none.
         loader: the class that opens the draft; None where this version has none.
         contract: the draft's `contract.json`; record: other tools' training record.
     """
@@ -64,6 +65,8 @@ class Case:
     target_config: dict[str, Any]
     spec: TargetSpec
     tensors: dict[str, TensorInfo]
+    draft_bytes: int
+    target_bytes: int
     engine: str
     version: Version
     loader: Loader | None
@@ -118,7 +121,8 @@ def read_case(draft: Path, target: Path, engine: str, record: Path | None) -> Ca
     return Case(
         draft=draft, target=target, raw=raw, config=config,
         target_config=text_config(read_config(target)), spec=spec,
-        tensors=read_checkpoint(draft) if weights else {}, engine=engine, version=(0, 0, 0), loader=None,
+        tensors=read_checkpoint(draft) if weights else {}, draft_bytes=sum(weight_sizes(draft)),
+        target_bytes=sum(weight_sizes(target)), engine=engine, version=(0, 0, 0), loader=None,
         contract=contract, contract_fault=fault, record=_record(draft, record), flags=ServerFlags(), gpu_name="",
         gpu=None, tp=1, template=not weights and contract is None and not fault)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from eyas_contract.checkpoint_files import has_weights, served_files, weight_map
+from eyas_contract.checkpoint_files import has_weights, served
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.sglang_targets import HOOKS
@@ -28,7 +28,7 @@ def check_target_files(case: Case) -> list[Finding]:
     if not has_weights(case.target):
         return []
     try:
-        files, mapping = served_files(case.target), weight_map(case.target)
+        files, index = served(case.target)
     except InvalidInput as error:
         return [_finding(f"target: {Path(error.where).name}", error.found, error.wanted, error.remedy)]
     result, held = [], dict[str, set[str]]()
@@ -40,10 +40,10 @@ def check_target_files(case: Case) -> list[Finding]:
                 result.append(_finding(f"target: {file.name}", error.found, error.wanted, error.remedy))
     if not result and case.spec.architecture in HOOKS and case.spec.architecture not in _COUNTED_OTHERWISE:
         result += _layers(case.spec.num_layers, (name for names in held.values() for name in names))
-    lost = [f"{name} in {file}" for name, file in mapping.items()
+    lost = [f"{name} in {file}" for name, file in index.items()
             if file in held and name not in held[file] and not _made_by_engines(name, case)]
     if lost:
-        result.append(_finding("target: weights", f"{len(lost)} of {len(mapping)} tensors are not where the index "
+        result.append(_finding("target: weights", f"{len(lost)} of {len(index)} tensors are not where the index "
                                f"places them: {', '.join(sorted(lost)[:_SHOWN])}",
                                "each tensor in its file, by the Hugging Face format",
                                "Fetch the index and its shards again, from one version of the model."))
