@@ -1,16 +1,15 @@
-"""What the guard and the metrics cost: one target and draft served twice on one device, measured in turn.
+"""What the guard and the metrics cost: one target and draft served several times on one device, measured in turn.
 
     python benchmarks/guard_overhead.py --target T --draft D --prompts P.jsonl --out OUT.json [--device cpu]
 
-`on` is a server as `eyas-serve launch` starts it (guard enforce, metrics on and read every 5 s), `off` is bare SGLang
-with the same flags and no plug-in at all. Both stay up; the same prompts, with the same number of tokens to generate,
-go to one and then to the other, in the order on off, off on, on off, ... so that a drift of the machine cancels. Many
-short pairs, and of their ratios of tokens/s, on / off, the median, which a disturbed pair does not move; its interval
-is the sign test's, 95 % whatever the distribution. `--control` serves bare SGLang twice: how far two servers differ
-here for no reason, since each keeps the cores and memory that it happened to get, and an idle one polls. `--alone`
-starts a server for every measurement, and nothing else: slow, but neither of that stays. `--of-each 2` serves each kind
-twice: a round's ratio is that of the kinds' means, and beside it stands how far two servers of one kind differ.
-`--guard-only` leaves the metrics off in both: SGLang's own work for them goes, what stays is the guard's.
+`off` is bare SGLang with no plug-in at all; `guard` adds the guard (enforce); `on` is a server as `eyas-serve launch`
+starts it: guard, and SGLang's metrics, read every 5 s. `--kinds` chooses what is measured beside `off`. All stay up;
+the same prompts, with the same number of tokens to generate, go to one after the other, and every round begins with
+another server, so that a drift of the machine cancels. Many short rounds, and of their ratios of tokens/s, kind / off,
+the median, which a disturbed round does not move; its interval is the sign test's, 95 % whatever the distribution. That
+interval does not hold what a server keeps by chance for as long as it lives, its cores and its memory: `--of-each 2`
+serves each kind twice, takes the mean of a kind's servers, and says how far two of one kind differ (`--kinds --of-each
+2`: bare servers alone). `--alone` starts a server for every measurement, and nothing else: slow, but that goes too.
 """
 
 from __future__ import annotations
@@ -132,11 +131,12 @@ def sign_test_cut(count: int) -> int:
     return k
 
 
-def server_names(of_each: int) -> list[str]:
-    """`on` and `off`, or `on 1`, `off 1`, `off 2`, `on 2`, ..."""
+def server_names(kinds: Sequence[str], of_each: int) -> list[str]:
+    """`on` and `off`, or `on 1`, `off 1`, `off 2`, `on 2`, ...: there and back, so that no kind is always first."""
+    every = [*kinds, "off"]
     if of_each == 1:
-        return ["on", "off"]
-    return [f"{kind} {i}" for i in range(1, of_each + 1) for kind in (("on", "off") if i % 2 else ("off", "on"))]
+        return every
+    return [f"{kind} {i}" for i in range(1, of_each + 1) for kind in (every if i % 2 else every[::-1])]
 
 
 def measure(speed: Callable[[str], float], names: Sequence[str], options: argparse.Namespace,
@@ -152,15 +152,17 @@ def measure(speed: Callable[[str], float], names: Sequence[str], options: argpar
 
 
 def compare(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """`ratio_of` the kinds, the mean of a kind's servers taken; `alike`: the same of the first two of one kind."""
-    def mean(each: dict[str, float], kind: str) -> float:
-        return statistics.geometric_mean(speed for name, speed in each.items() if name.split()[0] == kind)
-
-    result = ratio_of([(mean(each, "on"), mean(each, "off")) for each in rounds])
-    if "on 2" in rounds[0]:
-        alike = {kind: ratio_of([(each[f"{kind} 1"], each[f"{kind} 2"]) for each in rounds]) for kind in ("on", "off")}
-        result["alike"] = {kind: {key: found[key] for key in ("ratio", "interval")} for kind, found in alike.items()}
-    return result
+    """`over_off`: `ratio_of` each kind, the mean of its servers taken; `alike`: that of the first two of one kind."""
+    kinds: dict[str, list[str]] = {}
+    for name in rounds[0]:
+        kinds.setdefault(name.split()[0], []).append(name)
+    mean = {kind: [statistics.geometric_mean([each[name] for name in names]) for each in rounds]
+            for kind, names in kinds.items()}
+    alike = {kind: ratio_of([(each[f"{kind} 1"], each[f"{kind} 2"]) for each in rounds])
+             for kind, names in kinds.items() if len(names) > 1}
+    return {"over_off": {kind: ratio_of(list(zip(speeds, mean["off"], strict=True)))
+                         for kind, speeds in mean.items() if kind != "off"},
+            "alike": {kind: {key: found[key] for key in ("ratio", "interval")} for kind, found in alike.items()}}
 
 
 def machine() -> dict[str, Any]:
@@ -186,28 +188,28 @@ class Servers:
             target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
             engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
             topk=options.topk, num_draft_tokens=options.num_draft_tokens, mem_fraction=options.mem_fraction,
-            max_total_tokens=options.max_total_tokens, metrics=not options.guard_only, acceptance_floor=0.0,
-            extra=options.extra)
+            max_total_tokens=options.max_total_tokens, acceptance_floor=0.0, extra=options.extra)
 
     @contextmanager
     def started(self, name: str) -> Iterator[Client]:
-        """One of `server_names`; with --control all are bare."""
-        if name.startswith("off") or self.options.control:
+        """One of `server_names`."""
+        kind = name.split()[0]
+        if kind == "off":
             folder = Path(tempfile.mkdtemp(dir=self.folder))
             with Bare(replace(self.config, metrics=False), folder) as bare:
                 bare.wait(self.options.start_seconds)
                 yield bare.client
             return
-        with Server(self.config, print) as server, ExitStack() as looking:
+        with Server(replace(self.config, metrics=kind == "on"), print) as server, ExitStack() as looking:
             assert server.engine is not None
             self.sglang = server.engine.sglang
-            looks = looking.enter_context(scraped(server.client)) if self.config.metrics else []
+            looks = looking.enter_context(scraped(server.client)) if kind == "on" else []
             yield server.client
         self.looks += looks
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The pairs; returns what was written."""
+    """The rounds; returns what was written."""
     rows = [list(prompt.input_ids) for prompt in load_prompts(options.prompts, options.target)]
     prompts = [rows[i % len(rows)] for i in range(options.count)]
     result: dict[str, Any] = {"machine": machine(), "settings": {
@@ -230,9 +232,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 with servers.started(which) as client:
                     return speed(warmed(client))
 
-            measure(alone, server_names(1), options, result)
+            measure(alone, server_names(options.kinds, 1), options, result)
         else:
-            names = server_names(options.of_each)
+            names = server_names(options.kinds, options.of_each)
             with ThreadPoolExecutor(len(names)) as pool:
                 started = pool.map(lambda name: both.enter_context(servers.started(name)), names)
                 clients = dict(zip(names, started, strict=True))
@@ -258,28 +260,33 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, default in (("steps", 3), ("topk", 1), ("num-draft-tokens", 4), ("concurrency", 8), ("count", 16),
                           ("max-new-tokens", 128), ("pairs", 1000), ("max-total-tokens", 65536)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--kinds", nargs="*", choices=("guard", "on"), default=["on"], help="beside `off`")
     parser.add_argument("--of-each", type=int, default=1, help="servers of each kind")
     parser.add_argument("--mem-fraction", type=float, help="of each server")
     parser.add_argument("--seconds", type=float, default=120.0, help="of measuring")
     parser.add_argument("--start-seconds", type=float, default=180.0, help="for a bare server")
-    parser.add_argument("--control", action="store_true", help="serve bare SGLang twice")
-    parser.add_argument("--guard-only", action="store_true", help="no metrics in either server")
     parser.add_argument("--alone", action="store_true", help="start a server for every measurement, and no other")
-    parser.add_argument("--extra", default="", help="further arguments of SGLang, for both servers")
-    return parser.parse_args(argv)
+    parser.add_argument("--extra", default="", help="further arguments of SGLang, for every server")
+    options = parser.parse_args(argv)
+    if not options.kinds and (options.of_each == 1 or options.alone):
+        parser.error("bare SGLang alone is compared with itself: --of-each 2, without --alone")
+    return options
 
 
 def main() -> None:
-    """Measure and say the ratio."""
+    """Measure and say the ratios."""
     options = parse()
     result = run(options)
-    within = " [{:.4f}, {:.4f}]".format(*result["interval"]) if result["interval"] else ""
-    what = ("of one bare server over another's" if options.control
-            else f"with guard{'' if options.guard_only else ' and metrics'} over without")
-    for kind, found in result.get("alike", {}).items():
-        print(f"tokens/s of one server {kind} over another: {found['ratio']:.4f}")
-    print(f"tokens/s {what}: {result['ratio']:.4f}{within}, "
-          f"{result['pairs']} pairs; at most {GOAL:.0%} cost: {result[f'costs_at_most_{GOAL:.0%}']}\n{options.out}")
+
+    def said(found: dict[str, Any]) -> str:
+        return f"{found['ratio']:.4f}" + (" [{:.4f}, {:.4f}]".format(*found["interval"]) if found["interval"] else "")
+
+    for kind, found in result["alike"].items():
+        print(f"tokens/s of one server `{kind}` over another: {said(found)}")
+    for kind, found in result["over_off"].items():
+        print(f"tokens/s {'with guard' if kind == 'guard' else 'with guard and metrics'} over without: {said(found)}, "
+              f"{found['pairs']} rounds; at most {GOAL:.0%} cost: {found[f'costs_at_most_{GOAL:.0%}']}")
+    print(options.out)
 
 
 if __name__ == "__main__":

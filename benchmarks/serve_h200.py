@@ -247,7 +247,7 @@ def overhead(run: Run, seconds: float) -> Facts:
     try:
         print(run.command("overhead", words, seconds), end="", flush=True)
     except StepError:
-        if "ratio" not in (read_json(out, "pairs") if out.exists() else {}):
+        if "over_off" not in (read_json(out, "rounds") if out.exists() else {}):
             raise
     report: Facts = read_json(out, "the report of guard_overhead.py")
     return {key: value for key, value in report.items() if key not in ("machine", "settings")}

@@ -24,16 +24,24 @@ def test_ratio_by_hand() -> None:
 
 
 def test_two_servers_of_each_kind_are_compared_by_their_means() -> None:
-    """Each server is 5 % slower than the one before it; what is on costs 2 % more."""
-    assert server_names(1) == ["on", "off"]
-    assert server_names(2) == ["on 1", "off 1", "off 2", "on 2"]
-    speeds = {name: 100 * 0.95**i * (0.98 if name.startswith("on") else 1.0) for i, name in enumerate(server_names(2))}
+    """Each server is 5 % slower than the one before it; what is on costs 2 % more, the guard alone nothing."""
+    assert server_names(["on"], 1) == ["on", "off"]
+    assert server_names([], 2) == ["off 1", "off 2"]
+    names = server_names(["guard", "on"], 2)
+    assert names == ["guard 1", "on 1", "off 1", "off 2", "on 2", "guard 2"]
+    speeds = {name: 100 * 0.95**i * (0.98 if name.startswith("on") else 1.0) for i, name in enumerate(names)}
     found = compare([speeds] * 6)
-    assert found["ratio"] == pytest.approx(0.98)
-    assert found["costs_at_most_1%"] == "no"
-    assert found["alike"]["off"]["ratio"] == pytest.approx(1 / 0.95)
-    assert found["alike"]["on"]["ratio"] == pytest.approx(1 / 0.95**3)
-    assert "alike" not in compare([{"on": 1.0, "off": 1.0}] * 2)
+    assert found["over_off"]["on"]["ratio"] == pytest.approx(0.98)
+    assert found["over_off"]["on"]["costs_at_most_1%"] == "no"
+    assert found["over_off"]["guard"]["ratio"] == pytest.approx(1)
+    assert {kind: each["ratio"] for kind, each in found["alike"].items()} == pytest.approx(
+        {"off": 1 / 0.95, "on": 1 / 0.95**3, "guard": 1 / 0.95**5})
+
+
+def test_one_server_of_each_kind_says_nothing_of_chance() -> None:
+    found = compare([{"on": 99.0, "off": 100.0}] * 6)
+    assert found["over_off"]["on"]["ratio"] == pytest.approx(0.99)
+    assert found["alike"] == {}
 
 
 @pytest.mark.parametrize(("on", "verdict"), [((99.5, 99.6, 99.55), "yes"), ((97.0, 97.1, 97.05), "no"),
