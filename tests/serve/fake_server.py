@@ -33,6 +33,12 @@ def server_info() -> dict[str, Any]:
     return {"version": "0.5.20", "internal_states": [{"effective_max_running_requests_per_dp": room}]}
 
 
+def histogram() -> list[int]:
+    """Of the answer at hand: the plan's, or the plan's for each answer in turn."""
+    planned = PLAN.get("histogram", HISTOGRAM)
+    return planned[min(COUNTS["requests"], len(planned)) - 1] if isinstance(planned[0], list) else planned
+
+
 def died() -> Path:
     """Where the time of a scripted death is written down."""
     return Path(os.environ["EYAS_STATUS_DIR"]).parent / "died"
@@ -61,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
             ids[5] += 1
         meta: dict[str, Any] = {"finish_reason": {"type": "length"}}
         if drafting:
-            meta["spec_correct_drafts_histogram"] = PLAN.get("histogram", HISTOGRAM)
+            meta["spec_correct_drafts_histogram"] = histogram()
             COUNTS["rounds"] += sum(meta["spec_correct_drafts_histogram"])
         COUNTS["tokens"] += count
         whole = {"output_ids": ids, "meta_info": meta}
@@ -91,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def metrics() -> str:
-    length = 1 + sum(k * n for k, n in enumerate(PLAN.get("histogram", HISTOGRAM))) / 4
+    length = 1 + sum(k * n for k, n in enumerate(histogram())) / 4
     labels = '{engine_type="unified",model_name="x",tp_rank="0"}'
     return ("# HELP sglang:generation_tokens_total Number of generation tokens processed.\n"
             "# TYPE sglang:generation_tokens_total counter\n"

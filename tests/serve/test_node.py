@@ -211,7 +211,7 @@ def test_ready_with_every_rank_and_the_live_table(node: Node) -> None:
 def test_a_draft_that_nothing_is_accepted_of_is_a_verdict(node: Node, tmp_path: Path) -> None:
     settings = {"draft": tmp_path / "draft", "preflight": False}
     text = verdict(node({"histogram": [40]}, **settings)).text
-    assert "acceptance length 1.00 over 40 rounds" in text
+    assert "acceptance length 1.00 in the first generation, 40 rounds" in text
     assert "the probe" in text
     said: list[str] = []
     with Server(node({"histogram": [40]}, guard="report", **settings), said.append):

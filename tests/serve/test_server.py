@@ -21,6 +21,7 @@ from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import ServeConfig, Server
 from eyas_serve import client as client_module
 from eyas_serve.client import Client
+from eyas_serve.proof import QUESTIONS
 
 Scenario = Callable[..., ServeConfig]
 
@@ -48,6 +49,23 @@ def test_ready_says_how_many_requests_run_at_a_time(scenario: Scenario, tmp_path
     with Server(scenario("ok", draft=tmp_path / "draft", preflight=False, max_running_requests=told), said.append):
         pass
     assert said[-1].endswith(f"acceptance length 2.00 in the first generation, {room} requests at a time")
+
+
+def test_one_odd_answer_condemns_no_draft(scenario: Scenario, tiny_target: Path, tmp_path: Path) -> None:
+    """The draft knows nothing of the first answer and something of the second."""
+    said: list[str] = []
+    plan = {"FAKE_PLAN": json.dumps({"histogram": [[45, 1], [20, 10], [1, 9]]})}
+    with Server(scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False, environment=plan),
+                said.append) as server:
+        assert server.acceptance_length == pytest.approx(1 + 11 / 76)
+    assert "acceptance length 1.14 in the first 2 generations" in said[-1]
+
+
+def test_a_draft_is_of_no_use_only_after_every_question(scenario: Scenario, tiny_target: Path, tmp_path: Path) -> None:
+    plan = {"FAKE_PLAN": json.dumps({"histogram": [[45, 1], [46]]})}
+    text = failure(scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False, environment=plan))
+    assert f"acceptance length 1.00 in the first {len(QUESTIONS)} generations, {46 * len(QUESTIONS)} rounds" in text
+    assert "of no use" in text
 
 
 def test_slow_is_not_stuck(scenario: Scenario) -> None:

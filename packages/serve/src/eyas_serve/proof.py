@@ -1,8 +1,9 @@
-"""The first speculative request: tokens that the draft should know, and whether it knew any of them."""
+"""The first generations: tokens that the draft should know, and whether it knew any of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from eyas_contract import EngineFailure, EyasError
 from eyas_contract.golden import load_golden
@@ -13,50 +14,82 @@ from eyas_serve.probe.session import probe_client
 from eyas_serve.prompts import Renderer
 
 TOKENS = 48
-QUESTION = "Count from one to one hundred in words."
+# Of several kinds, for a good draft may know nothing of an odd answer: to the first, SmolLM2 writes digits without end.
+QUESTIONS = ("Count from one to one hundred in words.", "Why is the sky blue?",
+             "What is 12 times 7? Explain it step by step.", "Write a Python function that reverses a string.",
+             "Write three sentences about the sea.", "How do I make tea?")
 
 
-def proof_prompt(config: ServeConfig) -> list[int]:
-    """The golden record's tokens, else a question through the chat template, else a few ids."""
-    if config.draft is not None and (config.draft / "golden.json").is_file():
-        return list(load_golden(config.draft).golden.input_ids)
+@dataclass(frozen=True)
+class Proof:
+    """What the first generations showed.
+
+    Attributes:
+        acceptance: of all of them; no rounds without a draft.
+        generations: how many it took until something was accepted, or how many there were.
+    """
+
+    acceptance: Acceptance
+    generations: int
+
+    @property
+    def text(self) -> str:
+        """`acceptance length 2.31 in the first generation`."""
+        where = "generation" if self.generations == 1 else f"{self.generations} generations"
+        return f"acceptance length {self.acceptance.length:.2f} in the first {where}"
+
+
+def proof_prompts(config: ServeConfig) -> Iterator[list[int]]:
+    """The golden record's tokens, then questions through the chat template; a few ids where there is neither."""
+    golden = config.draft is not None and (config.draft / "golden.json").is_file()
+    if golden:
+        assert config.draft is not None
+        yield list(load_golden(config.draft).golden.input_ids)
     try:
-        return list(Renderer(config.target).encode([{"role": "user", "content": QUESTION}]))
+        renderer = Renderer(config.target)
+        yield from [list(renderer.encode([{"role": "user", "content": question}])) for question in QUESTIONS]
     except EyasError:
-        return [1, 2, 3, 4]
+        if not golden:
+            yield [1, 2, 3, 4]
 
 
-def first_request(client: Client, config: ServeConfig) -> Acceptance:
-    """Generate through the draft; returns the acceptance.
+def prove(client: Client, config: ServeConfig) -> Proof:
+    """Generate through the draft, prompt after prompt, until enough of it was accepted; without a draft once.
+
+    One generation below the floor condemns no draft: the verdict is on all of them together.
 
     Raises:
         EngineFailure: no answer, one of the wrong length, or with a draft one without a round of speculation.
     """
-    answer = client.generate(proof_prompt(config), TOKENS, ignore_eos=True)
-    if len(answer.output_ids) != TOKENS:
-        raise EngineFailure(client.url, f"{len(answer.output_ids)} tokens", f"{TOKENS} tokens of a first generation",
-                            "See the log.")
-    acceptance = Acceptance(answer.histogram)
-    if config.draft is not None and not acceptance.rounds:
-        raise EngineFailure(client.url, "a first generation without a round of speculation", "the draft in use",
-                            "An argument in --extra switched speculation off.")
-    return acceptance
+    histograms: list[tuple[int, ...]] = []
+    for prompt in proof_prompts(config):
+        answer = client.generate(prompt, TOKENS, ignore_eos=True)
+        if len(answer.output_ids) != TOKENS:
+            raise EngineFailure(client.url, f"{len(answer.output_ids)} tokens", f"{TOKENS} tokens of a first "
+                                "generation", "See the log.")
+        if config.draft is not None and not sum(answer.histogram):
+            raise EngineFailure(client.url, "a first generation without a round of speculation", "the draft in use",
+                                "An argument in --extra switched speculation off.")
+        histograms.append(tuple(answer.histogram))
+        if config.draft is None or Acceptance.of(histograms).length >= config.acceptance_floor:
+            break
+    return Proof(Acceptance.of(histograms), len(histograms))
 
 
-def findings(client: Client, draft: Path) -> str:
+def findings(client: Client, config: ServeConfig) -> str:
     """What the probe makes of a draft that nothing was accepted of."""
+    assert config.draft is not None
     try:
-        return probe_client(client, draft).text(False)
+        return probe_client(client, config.draft).text(False)
     except EyasError as error:
         return f"(the probe could not say more: {error})"
 
 
-def useless(client: Client, config: ServeConfig, acceptance: Acceptance) -> EngineFailure:
+def useless(client: Client, config: ServeConfig, proof: Proof) -> EngineFailure:
     """The verdict on a server that answers while its draft is never right."""
-    assert config.draft is not None
     return EngineFailure(
         f"{client.url}, draft {config.draft}",
-        f"acceptance length {acceptance.length:.2f} over {acceptance.rounds} rounds of the first generation: the "
-        f"server is up, but its draft is of no use\n{findings(client, config.draft)}\n",
+        f"{proof.text}, {proof.acceptance.rounds} rounds: the server is up, but its draft is of no use\n"
+        f"{findings(client, config)}\n",
         f"at least {config.acceptance_floor:.2f} (--acceptance-floor)",
         "Correct what the probe names, or serve without the draft; --acceptance-floor 0 serves it all the same.")

@@ -226,7 +226,7 @@ class Server:
         return found
 
     def _prove(self) -> None:
-        """One generation; with a draft it must have gone through speculation, and something been accepted."""
+        """A generation; with a draft it must go through speculation, and of some few something be accepted."""
         seconds = duration(time.monotonic() - self.started)
         if self.config.node_rank:
             self.progress.serves()
@@ -234,18 +234,17 @@ class Server:
             return
         self.tell("progress", "warm-up: first generation", phase="warm-up", seconds=0, ranks=[])
         try:
-            acceptance = proof.first_request(self.client, self.config)
+            first = proof.prove(self.client, self.config)
         except EngineFailure as error:
             time.sleep(POLL)
             self._look()
             raise self._failure(error.found, error.wanted, error.remedy) from error
         note, room = "", self.client.room
         if self.config.draft is not None:
-            self.acceptance_length = acceptance.length
-            note = f", acceptance length {acceptance.length:.2f} in the first generation"
-            note += f", {room} requests at a time" if room else ""
-            if acceptance.length < self.config.acceptance_floor:
-                useless = proof.useless(self.client, self.config, acceptance)
+            self.acceptance_length = first.acceptance.length
+            note = f", {first.text}" + (f", {room} requests at a time" if room else "")
+            if self.acceptance_length < self.config.acceptance_floor:
+                useless = proof.useless(self.client, self.config, first)
                 if self.config.guard == "enforce":
                     raise useless
                 self.tell("remark", f"guard, report only: {useless}")
