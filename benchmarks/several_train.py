@@ -187,10 +187,12 @@ def scaled(spec: DraftSpec, ranks: Ranks) -> dict[str, Any]:
     for step in range(warm + count):
         stepper.advance(step, 1e-5)
     rows = stepper.drain()[warm:]
+    stepper.close()
     seconds = sum(row["seconds"] for row in rows)
     return {"hidden": spec.hidden_size, "tokens_a_process": documents * length, "ttt_steps": config.ttt_steps,
             "tokens_per_second": round(sum(row["tokens"] for row in rows) / seconds, 1),
-            "step_seconds": round(seconds / count, 4), "loss": rows[-1]["loss"],
+            "step_seconds": round(seconds / count, 4),
+            "waiting_for_data_seconds": round(sum(row["wait"] for row in rows) / count, 4), "loss": rows[-1]["loss"],
             "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if full else None}
 
 

@@ -1,4 +1,4 @@
-"""One process of a run under torchrun, for `test_ranks.py`; notes which samples it reads, and may kill itself.
+"""One process of a run under torchrun, for `test_ranks.py`; notes which samples it trains on, and may kill itself.
 
     rank_run.py STORE TARGET OUT NOTES [STEP]     SIGKILL to rank 0 when STEP begins
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eyas_draft import batches, ragged
+from eyas_draft import ragged
 from eyas_draft.config import TrainConfig
 from eyas_draft.train import Trainer
 
@@ -24,23 +24,20 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = os.environ.get("RANK", "0")
     now = 0
-    load, advance = batches.Loader.load, ragged.RaggedStepper.advance
+    take, advance = ragged.RaggedStepper._pass, ragged.RaggedStepper.advance
 
-    def noted(self: batches.Loader, indices: Any) -> Any:
-        if now:
-            with (notes / f"rank{rank}").open("a") as sink:
-                sink.writelines(f"{now} {i}\n" for i in indices)
-        return load(self, indices)
+    def noted(self: ragged.RaggedStepper, on_host: Any, indices: tuple[int, ...]) -> Any:
+        with (notes / f"rank{rank}").open("a") as sink:
+            sink.writelines(f"{now} {i}\n" for i in indices)
+        return take(self, on_host, indices)
 
     def counted(self: ragged.RaggedStepper, step: int, rate: float) -> int:
         nonlocal now
         now = step
         if step == deadly and rank == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-        tokens = advance(self, step, rate)
-        now = 0  # measuring reads too
-        return tokens
-    batches.Loader.load, ragged.RaggedStepper.advance = noted, counted  # type: ignore[method-assign]
+        return advance(self, step, rate)
+    ragged.RaggedStepper._pass, ragged.RaggedStepper.advance = noted, counted  # type: ignore[method-assign]
     trainer = Trainer(TrainConfig(store, target, out, vocab_size=64, ttt_steps=3, epochs=2, tokens_per_batch=150,
                                   accumulate=5, precision="fp32", holdout=0.05, lr=2e-3, checkpoint_every=2, keep=9,
                                   num_layers=2))

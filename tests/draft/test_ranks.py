@@ -40,7 +40,7 @@ def curve(out: Path) -> dict[int, float]:
 
 
 def reads(notes: Path, first: int = 0, last: int = 10**9) -> Counter[int]:
-    """How often each sample was read in the steps from `first` to `last`."""
+    """How often each sample was trained on in the steps from `first` to `last`."""
     rows = [line.split() for path in notes.iterdir() for line in path.read_text().splitlines()]
     return Counter(int(index) for step, index in rows if first <= int(step) <= last)
 

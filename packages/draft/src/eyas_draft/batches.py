@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,16 +43,29 @@ class Batch:
 
     @classmethod
     def pack(cls, samples: Sequence[Sample], device: torch.device) -> Batch:
-        """Copy samples into one batch on `device`; states become float32 (bfloat16 stays on a GPU)."""
+        """Copy samples into one batch on `device`; states keep the store's dtype."""
+        return cls.on_host(samples, pinned=False).to(device)
+
+    @classmethod
+    def on_host(cls, samples: Sequence[Sample], *, pinned: bool) -> Batch:
+        """Copy samples into one batch in host memory; pinned, a GPU fetches it while the host goes on."""
         lengths = tuple(s.input_ids_t.numel() for s in samples)
         sizes = torch.tensor(lengths)
         ends = sizes.cumsum(0)
+
+        def joined(parts: list[Tensor]) -> Tensor:
+            rows = torch.empty(sum(lengths), *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=pinned)
+            return torch.cat(parts, out=rows)
         return cls(
-            torch.cat([s.input_ids_t for s in samples]).long().to(device),
-            torch.cat([s.loss_mask_t for s in samples]).to(device),
-            torch.cat([s.aux_tke for s in samples]).to(device), torch.cat([s.last_te for s in samples]).to(device),
-            lengths, torch.cat([torch.arange(n) for n in lengths]).to(device),
-            ends.repeat_interleave(sizes).to(device))
+            joined([s.input_ids_t.long() for s in samples]), joined([s.loss_mask_t for s in samples]),
+            joined([s.aux_tke for s in samples]), joined([s.last_te for s in samples]), lengths,
+            joined([torch.arange(n) for n in lengths]), ends.repeat_interleave(sizes))
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device; from pinned memory without waiting."""
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in vars(self).items()
+                                 if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
 
 def plan_epoch(lengths: Sequence[int], indices: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:

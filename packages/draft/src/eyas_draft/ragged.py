@@ -1,10 +1,11 @@
-"""Optimiser steps over batches of whatever shape the data has: the way of a CPU."""
+"""Optimiser steps over batches of whatever shape the data has: the way of a CPU, and of several processes."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from eyas_contract import InvalidInput
 from eyas_draft.batches import Batch, Loader
 from eyas_draft.config import TrainConfig
+from eyas_draft.feed import ahead
 from eyas_draft.loss import TttLoss, ttt_loss
 from eyas_draft.model import DraftModel
 from eyas_draft.objectives import parse_mix
@@ -23,6 +25,15 @@ from eyas_draft.sharded import Shell
 from eyas_draft.ttt import Teacher, autocast, scored_positions
 
 Record = dict[str, Any]
+AHEAD = 2  # batches laid out before they are asked for: of Kimi-K2's states some 600 MB each
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A batch in host memory, before its turn: which samples, and them packed; none where there is nothing to train."""
+
+    indices: tuple[int, ...] = ()
+    batch: Batch | None = None
 
 
 class RaggedStepper:
@@ -44,10 +55,10 @@ class RaggedStepper:
         self.config, self.model, self.teacher, self.optimizer = config, model, teacher, optimizer
         self.loader, self.cursor, self.mix = loader, cursor, parse_mix(config.loss)
         self._shell, self._ranks = shell, ranks
-        self._plans: Iterator[list[int]] = loader.plans(cursor)
+        self._batches = ahead((self._lay_out(plan) for plan in self._own(loader.plans(cursor))), AHEAD)
         self._known: dict[int, Tensor] = {}
         self._record: list[Record] = []
-        self._waited = 0.0  # seconds of this step spent reading
+        self._waited = 0.0  # seconds of this step spent waiting for a batch
 
     def advance(self, step: int, rate: float) -> int:
         """Forward and backward over `accumulate` batches, one update; returns the tokens.
@@ -84,7 +95,8 @@ class RaggedStepper:
         return records
 
     def close(self) -> None:
-        """Nothing to end."""
+        """End the reading thread."""
+        self._batches.close()  # type: ignore[attr-defined]  # a generator
 
     def _gradients(self) -> Tensor:
         """Add up the gradients of this process's batches; float64 numbers to be summed over all processes: losses,
@@ -94,50 +106,69 @@ class RaggedStepper:
             passes = 0
             while passes < self.config.accumulate:
                 self.cursor += 1
-                samples = self._load(next(self._plans))
-                if samples:
-                    numbers += self._pass(samples)
+                ready = self._next()
+                if ready.batch is not None:
+                    numbers += self._pass(ready.batch, ready.indices)
                     passes += 1
             return numbers
-        plans: list[list[int]] = list(islice(self._plans, self.config.accumulate))
-        self.cursor += len(plans)
-        mine = plans[self._ranks.rank::self._ranks.world]
-        for number in range(-(-len(plans) // self._ranks.world)):
-            samples = self._load(mine[number]) if number < len(mine) else []
-            if samples:
-                numbers += self._pass(samples)
+        self.cursor += self.config.accumulate
+        for _ in range(self._passes):
+            ready = self._next()
+            if ready.batch is not None:
+                numbers += self._pass(ready.batch, ready.indices)
             else:  # the others gather and scatter now, so this one must
                 zero, _ = self._shell(lambda: (self._nothing(), None))
                 zero.backward()
         return numbers
 
-    def _load(self, plan: list[int]) -> list[Any]:
+    @property
+    def _passes(self) -> int:
+        """Of each process in a step: its share of the step's batches, or one more that is empty."""
+        return -(-self.config.accumulate // self._ranks.world)
+
+    def _own(self, plans: Iterator[list[int]]) -> Iterator[list[int]]:
+        """Every k-th of a step's batches, from this process's on, filled up with empty ones."""
+        while step := list(islice(plans, self.config.accumulate)):
+            mine = step[self._ranks.rank::self._ranks.world]
+            yield from mine
+            yield from [[]] * (self._passes - len(mine))
+
+    def _lay_out(self, plan: list[int]) -> Ready:
+        """Read and pack; in the reading thread."""
+        samples = self.loader.load(plan) if plan else []
+        if not samples:
+            return Ready()
+        pinned = self._ranks.device.type == "cuda"
+        return Ready(tuple(index for index, _ in samples),
+                     Batch.on_host([sample for _, sample in samples], pinned=pinned))
+
+    def _next(self) -> Ready:
         begun = time.monotonic()
-        samples = self.loader.load(plan)
+        ready = next(self._batches)
         self._waited += time.monotonic() - begun
-        return samples
+        return ready
 
     def _nothing(self) -> Tensor:
         """Zero, on which every weight has a gradient: what is scattered must have the same shape everywhere."""
         return torch.stack([parameter.sum() for parameter in self.model.parameters()]).sum() * 0.0
 
-    def _pass(self, samples: list[Any]) -> Tensor:
+    def _pass(self, on_host: Batch, indices: tuple[int, ...]) -> Tensor:
         device = self._ranks.device
-        batch = Batch.pack([sample for _, sample in samples], device)
+        batch = on_host.to(device)
 
         def compute() -> tuple[Tensor, TttLoss]:
             with autocast(device, self.config.precision):
-                part = ttt_loss(self.model, batch, self._scored(batch, samples), self.teacher.probabilities,
+                part = ttt_loss(self.model, batch, self._scored(batch, indices), self.teacher.probabilities,
                                 steps=self.config.ttt_steps, decay=self.config.decay, mix=self.mix)
             loss = part.loss / self.config.accumulate
             return loss + self._nothing() if self._ranks.shared else loss, part
         loss, part = self._shell(compute)
         loss.backward()
-        counts = [float(part.loss.detach()), float(batch.input_ids_t.numel()), float(len(samples))]
+        counts = [float(part.loss.detach()), float(batch.input_ids_t.numel()), float(len(indices))]
         return torch.cat([part.step_losses.double(), part.correct.double(), part.scored.double(),
                           torch.tensor(counts, dtype=torch.float64)]).to(device)
 
-    def _scored(self, batch: Batch, samples: list[Any]) -> Tensor:
+    def _scored(self, batch: Batch, indices: tuple[int, ...]) -> Tensor:
         """bool [T]: trained positions whose target choice the draft can propose.
 
         The target's choice needs its whole head; it is computed once a sample, alone, so that it does not depend on
@@ -145,7 +176,7 @@ class RaggedStepper:
         """
         scored = scored_positions(batch)
         start = 0
-        for (index, _), length in zip(samples, batch.lengths, strict=True):
+        for index, length in zip(indices, batch.lengths, strict=True):
             inside = torch.nonzero(scored[start:start + length]).squeeze(1) + start
             if index not in self._known:
                 self._known[index] = self.teacher.proposable(batch.last_te[inside])
