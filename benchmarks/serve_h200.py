@@ -288,8 +288,8 @@ def main() -> None:
             run.step("probe", 30, lambda seconds: probe(run, seconds))
             run.step("bench", 0.35 * share, lambda seconds: bench(run, seconds))
             run.step("stop", 60, lambda seconds: stop(run, seconds))
-        run.step("tune", 0.5 * share, lambda seconds: tune(run, seconds))
-        run.step("overhead", 0.4 * share, lambda seconds: overhead(run, seconds))
+        run.step("tune", 0.6 * share, lambda seconds: tune(run, seconds))
+        run.step("overhead", 0.25 * share, lambda seconds: overhead(run, seconds))
     finally:
         for server in run.servers:
             end(server.process)

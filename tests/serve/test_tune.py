@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from eyas_serve.bench import Run
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import TuneConfig
 from eyas_serve.prompts import Prompt
-from eyas_serve.tune import Shape, advise, as_toml, parse_shapes, run_tune, tune_table
+from eyas_serve.tune import Kept, Shape, advise, as_toml, parse_shapes, run_tune, tune_table
 
 
 def row(arm: str, concurrency: int, speed: float, stopped: bool = False) -> dict[str, object]:
@@ -108,6 +109,53 @@ def test_no_request_waits_for_room(scenario: Callable[..., ServeConfig], tiny_ta
     few = run_tune(dataclasses.replace(config, max_running_requests=2))
     assert {row["room"] for row in few["rows"]} == {2}
     assert "warning: 3/1/4 ran at most 2 of 49 requests at a time" in tune_table(few)
+
+
+def test_an_interrupted_run_goes_on(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended at the tree's second level; what was measured before is on disk, and is not measured again."""
+    served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
+    prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(3))
+    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
+                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (1, 2)})
+    true, asked = tune.measure_arm, list[tuple[str, int]]()
+
+    def noted(client: Client, given: list[Prompt], settings: TuneConfig, shape: Shape, level: int, *rest: Any) -> Any:
+        asked.append((shape.name, level))
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return true(client, given, settings, shape, level, *rest)
+
+    monkeypatch.setattr(tune, "measure_arm", noted)
+    with pytest.raises(KeyboardInterrupt):
+        run_tune(config)
+    before = json.loads(config.out.read_text())
+    assert [(row["arm"], row["concurrency"]) for row in before["rows"]] == [("none", 1), ("none", 2), ("3/1/4", 1)]
+    assert "-" in tune_table(before).splitlines()[2]
+    assert not config.serve_toml.exists()
+    said: list[str] = []
+    result = run_tune(config, said.append)
+    assert "after its 3 measurements" in said[0]
+    assert asked[4:] == [("3/1/4", 2)]
+    assert result["rows"][:3] == before["rows"]
+    assert config.serve_toml.exists()
+    tiny.write_jsonl(prompts, tiny.conversations(2))
+    assert len(run_tune(config)["rows"]) == 4  # complete before: measured anew, with the other prompts
+    assert (tmp_path / "tune.1.json").exists()
+
+
+def test_other_prompts_are_no_continuation(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,
+                                           ) -> None:
+    served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
+    prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(3))
+    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "concurrencies": (1,)})
+    interrupted = Kept(config, [1], print)
+    interrupted.rows = [{"arm": "none", "concurrency": 1, "tokens_per_second": 1.0, "stopped_early": False}]
+    interrupted.write()
+    assert Kept(config, [1], print).missing("none") == []
+    tiny.write_jsonl(prompts, tiny.conversations(2))
+    assert Kept(config, [1], print).missing("none") == [1]
+    assert (tmp_path / "tune.1.json").exists()
 
 
 @pytest.mark.parametrize(("looks", "stopped", "measured"), [

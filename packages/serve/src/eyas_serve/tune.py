@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.commands import plain_config
-from eyas_contract.contract import write_text_atomic
+from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines.sglang import server_flags
 from eyas_contract.outputs import set_aside
 from eyas_serve.bench import Run, measure
@@ -82,9 +83,10 @@ def parse_shapes(texts: Sequence[str]) -> list[Shape]:
 
 
 def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Measure every arm at every concurrency, write `config.out` after each arm and the serve.toml at the end.
+    """Measure every arm at every concurrency, write `config.out` after each level and the serve.toml at the end.
 
-    An arm whose server does not start is named in the report, under `failed`, and left out.
+    An arm whose server does not start is named in the report, under `failed`, and left out. Called again with the same
+    settings and prompts, an interrupted run goes on after the last level that it wrote.
 
     Raises:
         InvalidInput, EngineFailure: bad prompts, shapes or draft; a target that does not serve alone.
@@ -98,26 +100,19 @@ def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: No
         raise InvalidInput("eyas-serve tune", f"concurrencies {levels}, draft {config.draft}",
                            "a draft, and one or more concurrencies of 1 or more", "Correct the flags.")
     config = with_room(config, levels)
-    rows: list[Row] = []
-    failed: dict[str, str] = {}
-    result: dict[str, Any] = {}
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    for path in set_aside(config.out):
-        report(f"an earlier report is now {path}")
+    kept = Kept(config, levels, report)
     last_alone = max(i for i, shape in enumerate(shapes) if is_alone(shape.name))
     for i, shape in enumerate(shapes):
         try:
-            rows += _measure_server(config, shape, levels, prompts, rows, report)
+            _measure_server(config, shape, prompts, kept, report)
         except EngineFailure as error:
-            failed[shape.name] = str(error)
-            if i == last_alone and not rows:
+            kept.leave_out(shape.name, str(error))
+            if i == last_alone and not kept.rows:
                 raise
             report(f"{shape.name} left out: {error}")
-        if i < last_alone:
-            continue
-        result = {"rows": rows, "advice": advise(rows, levels), "failed": failed, "config": plain_config(config)}
-        write_text_atomic(config.out, json.dumps(result, indent=1) + "\n")
-    best = advise(rows, levels)[str(levels[0])]["best"]
+    result = kept.write(complete=True)
+    best = result["advice"][str(levels[0])]["best"]
     chosen = next(shape for shape in shapes if shape.name == best)
     for path in set_aside(config.serve_toml):
         report(f"what was {config.serve_toml.name} is now {path}")
@@ -125,12 +120,61 @@ def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: No
     return result
 
 
-def _measure_server(config: TuneConfig, shape: Shape, levels: Sequence[int], prompts: list[Prompt],
-                    so_far: Sequence[Row], report: Callable[[str], None]) -> list[Row]:
-    """One arm at every concurrency; nothing of it where it fails in the middle."""
+class Kept:
+    """What was measured so far, on disk as soon as it is known.
+
+    Attributes:
+        levels: concurrencies, rising.
+        rows: of an interrupted run with the same settings and prompts, where there was one, and then of this.
+        failed: arms that did not start or died, and their engines' words.
+    """
+
+    def __init__(self, config: TuneConfig, levels: Sequence[int], report: Callable[[str], None]) -> None:
+        digest = hashlib.sha256(config.prompts.read_bytes()).hexdigest()
+        self.out, self.levels, self.failed = config.out, levels, dict[str, str]()
+        self.settings = json.loads(json.dumps({**plain_config(config), "prompts_sha256": digest}))
+        earlier = read_json(self.out, "a report of eyas-serve tune") if self.out.exists() else {}
+        goes_on = earlier.get("complete") is False and earlier.get("config") == self.settings
+        self.rows: list[Row] = earlier["rows"] if goes_on else []
+        if goes_on:
+            report(f"{self.out} is of an interrupted run with these settings: going on after its {len(self.rows)} "
+                   "measurements")
+            return
+        for path in set_aside(self.out):
+            report(f"an earlier report is now {path}")
+
+    def missing(self, arm: str) -> list[int]:
+        """Levels at which this arm was not measured yet."""
+        return [level for level in self.levels
+                if not any(row["arm"] == arm and row["concurrency"] == level for row in self.rows)]
+
+    def leave_out(self, arm: str, words: str) -> None:
+        """Keep nothing of it."""
+        self.failed[arm] = words
+        self.rows = [row for row in self.rows if row["arm"] != arm]
+
+    def write(self, *, complete: bool = False) -> dict[str, Any]:
+        """The report, with advice for the levels at which the target alone was measured."""
+        compared = [level for level in self.levels
+                    if any(is_alone(row["arm"]) and row["concurrency"] == level for row in self.rows)]
+        result = {"complete": complete, "rows": self.rows, "advice": advise(self.rows, compared),
+                  "failed": self.failed, "config": self.settings}
+        write_text_atomic(self.out, json.dumps(result, indent=1) + "\n")
+        return result
+
+
+def _measure_server(config: TuneConfig, shape: Shape, prompts: list[Prompt], kept: Kept,
+                    report: Callable[[str], None]) -> None:
+    """One arm at every concurrency at which it was not measured yet."""
+    missing = kept.missing(shape.name)
+    if not missing:
+        return
     run_dir = config.run_dir / shape.name.replace("/", "-").replace(" ", "-") if config.run_dir else None
     with Server(shape.config(config, run_dir), report) as server:
-        return [row for level in levels for row in measure_arm(server.client, prompts, config, shape, level, so_far)]
+        for level in missing:
+            others = [row for row in kept.rows if row["arm"] != shape.name]
+            kept.rows += measure_arm(server.client, prompts, config, shape, level, others)
+            kept.write()
 
 
 def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int,
@@ -205,7 +249,7 @@ def tune_table(result: dict[str, Any]) -> str:
     cells = {(row["arm"], str(row["concurrency"])): f"{row['tokens_per_second']:.1f}"
              + ("*" if row["stopped_early"] else "") for row in result["rows"]}
     text = ["tokens/s (* stopped early)" + "".join(f"{level:>12}" for level in levels)]
-    text += [f"  {arm:<24}" + "".join(f"{cells[arm, level]:>12}" for level in levels) for arm in arms]
+    text += [f"  {arm:<24}" + "".join(f"{cells.get((arm, level), '-'):>12}" for level in levels) for arm in arms]
     for level in levels:
         row = advice[level]
         text.append(f"{level} at a time: " + (f"{row['best']}, {row['speedup']:.2f} times the target alone"
