@@ -3,7 +3,8 @@
 First one run of `eyas-draft train`, the same with each number: its loss curve against that of one process, and a
 checkpoint written by the most processes continued by one, and the other way round. In float32, so that a difference in
 what is computed is not taken for rounding. Then weak scaling, each process with as many tokens whatever their number:
-a small draft and one of Kimi-K2's size on random states, in bf16, by the trainer's own stepper.
+a small draft and one of Kimi-K2's size on random states, in bf16, by the trainer's own steppers: ragged batches with
+the draft spread by FSDP2, and fixed shapes with the whole draft in every process.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import Any
 
 import torch
 from several import Part, conversations, part
-from train_kimi import KIMI, SMALL
+from train_kimi import KIMI, SMALL, RandomFeed
 
 from eyas_contract import DraftSpec
 from eyas_draft.config import TrainConfig
+from eyas_draft.fixed import FixedStepper
 from eyas_draft.model import DraftModel
 from eyas_draft.ragged import RaggedStepper
 from eyas_draft.ranks import Ranks
@@ -39,6 +41,7 @@ SMOLLM2 = DraftSpec(**{**vars(KIMI), "hidden_size": 576, "intermediate_size": 15
                        "target_vocab_size": 49152})
 DRAFTS = {"small": SMOLLM2, "kimi": KIMI}
 WANTED = 0.85  # of perfect scaling, for the draft of Kimi's size
+CHECKED = "kimi"  # the draft that has to scale: of Kimi-K2's size, spread by FSDP2
 FIRST, CURVE = 1e-5, 1e-3  # relative differences of losses: before any update, and of the whole curve
 
 
@@ -130,7 +133,7 @@ def scaling(part: Part) -> None:
             one.setdefault(name, found["tokens_per_second"])
             efficiency = round(found["tokens_per_second"] / (n * one[name]), 4)
             part.number(processes=n, draft=name, efficiency=efficiency, **found)
-            if n > 1 and name == "kimi":
+            if n > 1 and name == CHECKED:
                 why = "the processes share the cores, and the draft is tiny" if part.cpu else ""
                 part.check(check, n, efficiency, f"at least {WANTED} of {n} times one process",
                            None if part.cpu else efficiency >= WANTED, why)
@@ -161,36 +164,50 @@ def one_rank(result: Path, device: str) -> None:
     """What each process of a scaling run does; the first writes the numbers."""
     ranks = Ranks.join(device)
     drafts = DRAFTS if device == "cuda" else {"kimi": SMALL}  # on a CPU both would be the same tiny one
-    found = {name: scaled(spec, ranks) for name, spec in drafts.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, spec in drafts.items():
+        found[name] = scaled(spec, ranks, spread=True)
+        found[f"{name}, whole in every process"] = scaled(spec, ranks, spread=False)
     if ranks.first:
         result.write_text(json.dumps(found))
     ranks.leave()
 
 
-def scaled(spec: DraftSpec, ranks: Ranks) -> dict[str, Any]:
+def scaled(spec: DraftSpec, ranks: Ranks, *, spread: bool) -> dict[str, Any]:
     """Steps of a draft on random states, as `Trainer` sets them up; numbers of all processes together."""
     full = ranks.device.type == "cuda"
     documents, length, warm, count = (4, 2048, 2, 6) if full else (2, 32, 1, 3)
     dtype = torch.bfloat16 if full else torch.float32
+    if full:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
     table = torch.randn(spec.target_vocab_size, spec.hidden_size, device=ranks.device, dtype=dtype) * 0.02
     with ranks.device:
         model = DraftModel(spec, table)
-    shell = shell_of(model, ranks)
+    shell = shell_of(model, ranks) if spread else None
     head = TargetWeights(table, table, torch.ones(spec.hidden_size), spec.rms_norm_eps, {})
     ids = torch.arange(spec.draft_vocab_size) * (spec.target_vocab_size // spec.draft_vocab_size)
     teacher = Teacher(head, ids, post_norm=False, device=ranks.device, dtype=dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=full)
     config = TrainConfig(Path(), Path(), Path(), accumulate=ranks.world, precision="bf16" if full else "fp32")
     loader: Any = RandomLoader(spec, documents, length, dtype)
-    stepper = RaggedStepper(config, model, teacher, optimizer, loader, 0, shell, ranks)
-    for step in range(warm + count):
+    stepper: RaggedStepper | FixedStepper
+    if shell is not None:
+        stepper = RaggedStepper(config, model, teacher, optimizer, loader, 0, shell, ranks)
+    else:
+        feed: Any = RandomFeed(spec, [length] * documents, ranks.device, dtype)
+        stepper = FixedStepper(config, model, teacher, optimizer, loader, feed, 0, ranks, print)
+    for step in range(warm):
         stepper.advance(step, 1e-5)
-    rows = stepper.drain()[warm:]
+    stepper.drain()
+    for step in range(warm, warm + count):
+        stepper.advance(step, 1e-5)
+    rows = stepper.drain()
     stepper.close()
     seconds = sum(row["seconds"] for row in rows)
     return {"hidden": spec.hidden_size, "tokens_a_process": documents * length, "ttt_steps": config.ttt_steps,
-            "tokens_per_second": round(sum(row["tokens"] for row in rows) / seconds, 1),
+            "way": stepper.way, "tokens_per_second": round(sum(row["tokens"] for row in rows) / seconds, 1),
             "step_seconds": round(seconds / count, 4),
             "waiting_for_data_seconds": round(sum(row["wait"] for row in rows) / count, 4), "loss": rows[-1]["loss"],
             "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if full else None}

@@ -18,6 +18,7 @@ from eyas_draft.fixed import FixedStepper
 from eyas_draft.flops import peak_flops, step_flops
 from eyas_draft.model import DraftModel
 from eyas_draft.packs import PackSizes, fill_pack
+from eyas_draft.ranks import Ranks
 from eyas_draft.target_weights import TargetWeights
 from eyas_draft.ttt import Teacher
 
@@ -97,7 +98,8 @@ def case(spec: DraftSpec, lengths: list[int], steps: int, compiling: bool, devic
                          precision="bf16" if full else "fp32")
     feed, said = RandomFeed(spec, lengths, device, dtype), list[str]()
     loader = SimpleNamespace(plans=lambda cursor: iter(()))
-    stepper = FixedStepper(config, model, teacher, optimizer, loader, feed, 0, said.append)  # type: ignore[arg-type]
+    stepper = FixedStepper(config, model, teacher, optimizer, loader, feed, 0,  # type: ignore[arg-type]
+                           Ranks(0, 1, device, shared=False), said.append)
     begun = time.monotonic()
     for step in range(3):
         stepper.advance(step, 1e-5)

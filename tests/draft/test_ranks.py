@@ -14,29 +14,35 @@ import torch
 from eyas_contract import InvalidInput
 from eyas_draft import checkpoint
 from eyas_draft.batches import split
+from eyas_draft.config import TrainConfig
 from eyas_draft.ranks import Ranks
 from eyas_draft.store import Store
+from eyas_draft.train import Trainer
 
 HERE = Path(__file__).parent
 STEPS_OF_A_CHECKPOINT = 2
 
 
-def run(store: Path, target: Path, out: Path, processes: int, kill_at: int = 0) -> Path:
+def run(store: Path, target: Path, out: Path, processes: int, kill_at: int = 0, shapes: str = "auto") -> Path:
     """Run to the end, or to death; returns the folder of notes."""
     notes = out.with_name(f"{out.name}-notes-{processes}-{kill_at}")
     notes.mkdir()
     launch = [sys.executable] if not processes else [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    words = [*launch, str(HERE / "rank_run.py"), *map(str, (store, target, out, notes))]
+    words = [*launch, str(HERE / "rank_run.py"), *map(str, (store, target, out, notes)), shapes]
     words += [str(kill_at)] * bool(kill_at)
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert bool(done.returncode) == bool(kill_at), done.stderr[-3000:]
     return notes
 
 
-def curve(out: Path) -> dict[int, float]:
+def steps_of(out: Path) -> dict[int, dict[str, float]]:
     rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    return {row["step"]: row for row in rows if "loss" in row}
+
+
+def curve(out: Path) -> dict[int, float]:
+    return {step: row["loss"] for step, row in steps_of(out).items()}
 
 
 def reads(notes: Path, first: int = 0, last: int = 10**9) -> Counter[int]:
@@ -72,6 +78,39 @@ def test_killed_and_continued_by_another_number(store: Path, tiny_target: Path, 
     assert set(total) <= set(trained)
     assert max(total.values()) <= 2  # once an epoch
     assert sum(total.values()) >= 2 * len(trained) - 40  # the last, incomplete step is not taken
+
+
+@pytest.fixture(scope="module")
+def alone_fixed(store: Path, tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `alone`, on fixed shapes."""
+    out = tmp_path_factory.mktemp("alone-fixed") / "run"
+    run(store, tiny_target, out, 0, shapes="fixed")
+    return out
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2)])
+def test_fixed_shapes_by_several_each_with_the_whole_draft(store: Path, tiny_target: Path, tmp_path: Path,
+                                                           alone_fixed: Path, before: int, after: int) -> None:
+    """Killed, continued by another number of processes, and the same as a run of one that was left alone."""
+    out, kill_at = tmp_path / "run", 6
+    run(store, tiny_target, out, before, kill_at, shapes="fixed")
+    latest = checkpoint.latest(out)
+    assert latest is not None
+    assert latest.name == "step-00000004.pt"
+    run(store, tiny_target, out, after, shapes="fixed")
+    wanted, found = (steps_of(path) for path in (alone_fixed, out))
+    assert sorted(found) == sorted(wanted) == list(range(1, len(wanted) + 1))
+    for step, row in wanted.items():
+        assert found[step]["loss"] == pytest.approx(row["loss"], rel=2e-5), step
+        assert found[step]["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-4), step
+        assert all(found[step][key] == row[key] for key in ("cursor", "tokens", "trained")), step
+
+
+def test_batches_that_cannot_be_shared_out_evenly_are_refused(store: Path, tiny_target: Path, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "join", lambda device: Ranks(0, 2, torch.device(device), shared=False))
+    with pytest.raises(InvalidInput, match=r"--accumulate.*3, with 2 processes"):
+        Trainer(TrainConfig(store, tiny_target, tmp_path / "run", vocab_size=64, accumulate=3, shapes="fixed"))
 
 
 def test_a_checkpoint_of_several_is_read_by_one(store: Path, tiny_target: Path, tmp_path: Path, alone: Path) -> None:

@@ -2,7 +2,8 @@
 
 Forward, backward and update are recorded as CUDA graphs and replayed, elementwise chains are compiled, and no step
 waits for the device: losses, counts and norms gather there and are fetched together every so many steps. A step whose
-gradient is not finite changes nothing and is counted.
+gradient is not finite changes nothing and is counted. Several processes each hold the whole draft, and add up their
+gradients between a step's passes and its update.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from eyas_draft.moments import start_moments
 from eyas_draft.objectives import parse_mix
 from eyas_draft.packs import PackSizes
 from eyas_draft.ragged import Record, round_to
+from eyas_draft.ranks import Ranks
 from eyas_draft.recorded import record
 from eyas_draft.regions import compiled
 from eyas_draft.ttt import Rows, Teacher, autocast, unroll_rows
@@ -37,24 +39,27 @@ class FixedStepper:
         config: settings.
         model, teacher, optimizer: what is trained, from what, by what.
         loader, feed: batches.
-        cursor: batches taken so far; grows with each.
+        cursor: batches taken so far, by all processes; grows with each.
+        ranks: the processes that share each step's batches, in equal parts.
         report: takes a line where something asked for could not be had.
     """
 
     every = 25  # steps after which `drain` is due; the device waits for nothing in between
 
     def __init__(self, config: TrainConfig, model: DraftModel, teacher: Teacher, optimizer: torch.optim.Optimizer,
-                 loader: Loader, feed: Feed, cursor: int, report: Callable[[str], None]) -> None:
+                 loader: Loader, feed: Feed, cursor: int, ranks: Ranks, report: Callable[[str], None]) -> None:
         self.config, self.model, self.teacher, self.optimizer = config, model, teacher, optimizer
         self.feed, self.cursor, self.mix, self.report = feed, cursor, parse_mix(config.loss), report
         self._device, self._parameters = feed.device, list(model.parameters())
         self._grads = [torch.zeros_like(parameter) for parameter in self._parameters]
-        self._batches = feed.batches(loader.plans(cursor))
+        self._ranks = ranks
+        self._batches = feed.batches(ranks.share(loader.plans(cursor), config.accumulate))
         width = config.ttt_steps
         self._stats = torch.zeros(3, width, device=self._device)  # mean loss, right, scored
+        self._tokens = torch.zeros((), device=self._device)
         self._norm = torch.zeros((), device=self._device)
         self._bad = torch.zeros((), device=self._device)
-        self._history = torch.zeros(self.every, 3 * width + 2, device=self._device)
+        self._history = torch.zeros(self.every, 3 * width + 3, device=self._device)
         self._rate = torch.zeros((), device=self._device)
         self._pending: list[Record] = []
         self._since = 0.0
@@ -63,7 +68,7 @@ class FixedStepper:
         self.way = "plain"  # how steps are run, for reports
 
     def advance(self, step: int, rate: float) -> int:
-        """Queue `accumulate` passes and one update; returns the tokens.
+        """Queue `accumulate` passes and one update; returns the tokens (with several processes about).
 
         Raises:
             InvalidInput: too many samples with states that are not finite.
@@ -72,26 +77,31 @@ class FixedStepper:
             self._since = time.monotonic()
         self._set_rate(rate)
         tokens, passes, waited = 0, 0, 0.0
-        while passes < self.config.accumulate:
+        while passes < self._ranks.passes(self.config.accumulate):
             begun = time.monotonic()
             batch = next(self._batches)
             waited += time.monotonic() - begun
-            self.cursor += 1
-            if not batch.samples:
-                continue
-            self.feed.place(batch)
-            if self._works is None:
-                self._works = self._prepare()
-            self._works[0]()
-            tokens += batch.tokens
+            self.cursor += self._ranks.world
+            if batch.samples:
+                self.feed.place(batch)
+                if self._works is None:
+                    self._works = self._prepare()
+                self._works[0]()
+                tokens += batch.tokens
+            elif not self._ranks.shared:
+                continue  # another takes its place; where others compute theirs now, none can
             passes += 1
-        assert self._works is not None
+        if self._works is None:
+            raise InvalidInput(f"step {step}", "no sample with finite states in this process's batches",
+                               "some in the first step", "Extract those samples again.")
+        self._tokens.fill_(tokens)
+        self._add_up()
         self._works[1]()
-        self._history[len(self._pending)] = torch.cat((self._stats.flatten(), self._norm[None], self._bad[None]))
+        self._history[len(self._pending)] = torch.cat((self._stats.flatten(), self._tokens[None], self._norm[None],
+                                                       self._bad[None]))
         self._stats.zero_()
-        self._pending.append({"step": step, "cursor": self.cursor, "lr": rate, "tokens": tokens,
-                              "wait": round(waited, 4)})
-        return tokens
+        self._pending.append({"step": step, "cursor": self.cursor, "lr": rate, "wait": round(waited, 4)})
+        return tokens * self._ranks.world
 
     def drain(self) -> list[Record]:
         """What metrics.jsonl records of the steps since the last call; waits for them.
@@ -118,12 +128,12 @@ class FixedStepper:
         self._batches.close()  # type: ignore[attr-defined]  # a generator
 
     def _record(self, known: Record, row: Tensor, seconds: float) -> Record:
-        losses, right, scored = row[:-2].view(3, -1)
+        losses, right, scored = row[:-3].view(3, -1)
         losses = losses / self.config.accumulate
         total = sum(self.config.decay ** i * loss for i, loss in enumerate(losses.tolist()))
         return {**known, "loss": round_to(total), "step_losses": [round_to(x) for x in losses],
                 "step_accuracy": [round_to(x) for x in right / scored.clamp(min=1)], "grad_norm": round_to(row[-2]),
-                "trained": int(scored[0]), "seconds": seconds, "skipped": bool(row[-1])}
+                "tokens": int(row[-3]), "trained": int(scored[0]), "seconds": seconds, "skipped": bool(row[-1])}
 
     def _set_rate(self, rate: float) -> None:
         if self._device.type == "cuda":
@@ -212,6 +222,12 @@ class FixedStepper:
         if self._device.type == "cuda":
             return Layout.fixed(bounds, self.feed.sizes.longest)
         return Layout([n for n in bounds.diff().tolist() if n], self._device)
+
+    def _add_up(self) -> None:
+        """Gradients and numbers of all processes; the passes have divided the losses by the batches of a step."""
+        if self._ranks.shared:
+            for values in (*self._grads, self._stats, self._tokens):
+                self._ranks.sum(values)
 
     def _update(self) -> None:
         """Clip, step where the gradient is finite, and start the next sum."""

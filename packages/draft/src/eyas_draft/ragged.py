@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -55,7 +53,8 @@ class RaggedStepper:
         self.config, self.model, self.teacher, self.optimizer = config, model, teacher, optimizer
         self.loader, self.cursor, self.mix = loader, cursor, parse_mix(config.loss)
         self._shell, self._ranks = shell, ranks
-        self._batches = ahead((self._lay_out(plan) for plan in self._own(loader.plans(cursor))), AHEAD)
+        plans = ranks.share(loader.plans(cursor), config.accumulate)
+        self._batches = ahead((self._lay_out(plan) for plan in plans), AHEAD)
         self._known: dict[int, Tensor] = {}
         self._record: list[Record] = []
         self._waited = 0.0  # seconds of this step spent waiting for a batch
@@ -112,7 +111,7 @@ class RaggedStepper:
                     passes += 1
             return numbers
         self.cursor += self.config.accumulate
-        for _ in range(self._passes):
+        for _ in range(self._ranks.passes(self.config.accumulate)):
             ready = self._next()
             if ready.batch is not None:
                 numbers += self._pass(ready.batch, ready.indices)
@@ -120,18 +119,6 @@ class RaggedStepper:
                 zero, _ = self._shell(lambda: (self._nothing(), None))
                 zero.backward()
         return numbers
-
-    @property
-    def _passes(self) -> int:
-        """Of each process in a step: its share of the step's batches, or one more that is empty."""
-        return -(-self.config.accumulate // self._ranks.world)
-
-    def _own(self, plans: Iterator[list[int]]) -> Iterator[list[int]]:
-        """Every k-th of a step's batches, from this process's on, filled up with empty ones."""
-        while step := list(islice(plans, self.config.accumulate)):
-            mine = step[self._ranks.rank::self._ranks.world]
-            yield from mine
-            yield from [[]] * (self._passes - len(mine))
 
     def _lay_out(self, plan: list[int]) -> Ready:
         """Read and pack; in the reading thread."""

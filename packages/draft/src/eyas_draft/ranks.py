@@ -7,7 +7,9 @@ how many processes share it: a run may go on with more or fewer of them.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -57,6 +59,17 @@ class Ranks:
     def first(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
+
+    def passes(self, accumulate: int) -> int:
+        """Of each process in a step of `accumulate` batches: its share, or one more that is empty."""
+        return -(-accumulate // self.world)
+
+    def share(self, plans: Iterator[list[int]], accumulate: int) -> Iterator[list[int]]:
+        """Every k-th of a step's batches, from this process's on, filled up with empty ones to `passes`."""
+        while step := list(islice(plans, accumulate)):
+            mine = step[self.rank::self.world]
+            yield from mine
+            yield from [[]] * (self.passes(accumulate) - len(mine))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all processes, in place."""

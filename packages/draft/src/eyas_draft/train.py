@@ -33,7 +33,7 @@ from eyas_draft.pace import Pace, flops_per_token
 from eyas_draft.ragged import RaggedStepper
 from eyas_draft.ranks import Ranks
 from eyas_draft.setup import Setup, draft_ids, prepare
-from eyas_draft.sharded import shell_of, whole
+from eyas_draft.sharded import Shell, shell_of, whole
 from eyas_draft.trackers import open_trackers, require_installed
 from eyas_draft.ttt import Teacher, autocast
 from eyas_draft.walk import Walk, walk
@@ -67,7 +67,8 @@ class Trainer:
         self.ranks.wait()
         torch.manual_seed(config.seed)
         self.model = self.setup.model.to(self.device)
-        self.shell = shell_of(self.model, self.ranks)
+        self.spread = self.ranks.shared and config.shapes != "fixed"  # else every process holds the whole draft
+        self.shell = shell_of(self.model, self.ranks) if self.spread else Shell(self.model)
         ids = draft_ids(self.setup.contract)
         compute = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self.teacher = Teacher(self.setup.weights, ids, device=self.device, dtype=compute,
@@ -133,10 +134,12 @@ class Trainer:
         return total, batches / epochs / config.accumulate
 
     def _stepper(self) -> RaggedStepper | FixedStepper:
-        """Fixed shapes on one GPU, ragged ones on a CPU and on several, unless the settings say which."""
+        """Fixed shapes on one GPU, ragged ones on a CPU and by several processes, unless the settings say which."""
         config = self.config
-        if self.ranks.shared and config.shapes == "fixed":
-            raise InvalidInput("--shapes", "fixed, with several processes", "ragged", "Leave --shapes at auto.")
+        if config.shapes == "fixed" and config.accumulate % self.ranks.world:
+            raise InvalidInput("--accumulate", f"{config.accumulate}, with {self.ranks.world} processes",
+                               "as many batches for each, with --shapes fixed", "Give a multiple, or leave --shapes at "
+                               "auto.")
         half = self.device.type == "cuda" and config.precision == "bf16"  # what a GPU's flash kernels take
         if config.shapes == "fixed" and self.device.type == "cuda" and not half:
             raise InvalidInput("--shapes", f"fixed, in {config.precision} on a GPU", "bf16, or ragged shapes",
@@ -149,7 +152,7 @@ class Trainer:
         resident = None if config.resident == "auto" else config.resident == "yes"
         feed = Feed(self.loader, pack_sizes(self.loader, plans), self.device, resident)
         return FixedStepper(config, self.model, self.teacher, self.optimizer, self.loader, feed, self.cursor,
-                            self._report)
+                            self.ranks, self._report)
 
     def _report(self, line: str) -> None:
         stream = self.stream or sys.stderr
@@ -218,10 +221,12 @@ class Trainer:
         skipped = sorted({name for names in self.ranks.gather(self.loader.skipped) for name in names})
         plain = {"step": self.step, "cursor": self.cursor, "best": self.best, "skipped": skipped}
         keep = max(1, self.config.keep)
-        if not self.ranks.shared:
-            state = {**plain, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                     "random": torch.get_rng_state()}
-            checkpoint.save(self.config.out, self.step, state, keep=keep)
+        if not self.spread:
+            if self.ranks.first:
+                state = {**plain, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                         "random": torch.get_rng_state()}
+                checkpoint.save(self.config.out, self.step, state, keep=keep)
+            self.ranks.wait()
             return
         sharded.write(checkpoint.place(self.config.out, self.step), sharded.tensors_of(self.model, self.optimizer),
                       plain, self.ranks)
@@ -233,7 +238,7 @@ class Trainer:
         path = checkpoint.latest(self.config.out)
         if path is None:
             return
-        if path.is_dir() and self.ranks.shared:
+        if path.is_dir() and self.spread:
             start_moments(self.optimizer)
             state = sharded.read_plain(path)
             sharded.read_into(path, sharded.tensors_of(self.model, self.optimizer))
@@ -249,7 +254,7 @@ class Trainer:
 
     def _adopt(self, state: dict[str, Any]) -> None:
         """Take over a whole state: of this form of run, or of the other."""
-        if "optimizer" in state and not self.ranks.shared:
+        if "optimizer" in state and not self.spread:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             return
