@@ -60,6 +60,13 @@ def test_a_backend_is_part_of_an_arm_and_of_its_server(tmp_path: Path) -> None:
     assert advice["4"]["speedup"] == 2.0
 
 
+def short(served: ServeConfig, prompts: Path, **changes: Any) -> TuneConfig:
+    """One tree, eight tokens a prompt, each prompt once; reports beside the prompts."""
+    return TuneConfig(**{**vars(served), "prompts": prompts, "out": prompts.with_name("tune.json"),
+                         "serve_toml": prompts.with_name("serve.toml"), "shapes": ("3/1/4",), "max_new_tokens": 8,
+                         "seconds": 0.0, **changes})
+
+
 def test_shapes_are_judged_together() -> None:
     assert parse_shapes(["3/1/4", "none", "3/2/6"]) == [Shape("none"), Shape("3/1/4", 3, 1, 4), Shape("3/2/6", 3, 2, 6)]
     with pytest.raises(InvalidInput, match=r"4/1/24: draft tokens 24 in a chain of 4 steps.*; 'three': no steps"):
@@ -80,9 +87,7 @@ def test_toml_is_a_launch_config(tmp_path: Path) -> None:
 def test_against_a_scripted_engine(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path) -> None:
     served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
     prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(5))
-    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
-                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (2, 1),
-                           "first": 2})
+    config = short(served, prompts, concurrencies=(2, 1), first=2)
     config.serve_toml.write_text("mine = true")
     result = run_tune(config)
     assert (tmp_path / "serve.1.toml").read_text() == "mine = true"
@@ -100,8 +105,7 @@ def test_no_request_waits_for_room(scenario: Callable[..., ServeConfig], tiny_ta
     """SGLang runs 48 requests at a time with a draft; the server that is advised has the measured one's room."""
     served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
     prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(3))
-    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
-                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (1, 49)})
+    config = short(served, prompts, concurrencies=(1, 49))
     result = run_tune(config)
     assert {row["room"] for row in result["rows"]} == {49}
     assert "waited" not in tune_table(result)
@@ -111,13 +115,36 @@ def test_no_request_waits_for_room(scenario: Callable[..., ServeConfig], tiny_ta
     assert "warning: 3/1/4 ran at most 2 of 49 requests at a time" in tune_table(few)
 
 
+def test_few_prompts_are_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight requests take a second, so forty take five; what is accepted of a prompt counts once."""
+    asked = list[int]()
+
+    def look(client: Client, prompts: list[Prompt], *rest: object) -> Run:
+        asked.append(len(prompts))
+        answers = [Generation((0,) * 10, (4, 2) if n < 3 else (0, 9), 0.1, "length") for n in range(len(prompts))]
+        return Run(tuple(answers), len(prompts) / 8, 0.0, tuple(prompts))
+
+    monkeypatch.setattr(tune, "_measure", look)
+    monkeypatch.setattr(Client, "room", None)
+    config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path)
+    prompts = [Prompt(str(i), (1,)) for i in range(3)]
+    [found] = tune.measure_arm(Client("http://nowhere"), prompts, config, Shape("3/1/4", 3, 1, 4), 4, [])
+    assert asked == [8, 40]
+    assert found["requests"] == 40
+    assert found["tokens_per_second"] == pytest.approx(80)
+    assert found["acceptance_length"] == pytest.approx(4 / 3)
+    assert found["histogram"] == [12, 6]
+    [found] = tune.measure_arm(Client("http://nowhere"), prompts, dataclasses.replace(config, seconds=0.0),
+                               Shape("3/1/4", 3, 1, 4), 4, [])
+    assert found["requests"] == 8
+
+
 def test_an_interrupted_run_goes_on(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended at the tree's second level; what was measured before is on disk, and is not measured again."""
     served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False)
     prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(3))
-    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
-                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (1, 2)})
+    config = short(served, prompts, concurrencies=(1, 2))
     true, asked = tune.measure_arm, list[tuple[str, int]]()
 
     def noted(client: Client, given: list[Prompt], settings: TuneConfig, shape: Shape, level: int, *rest: Any) -> Any:
@@ -184,8 +211,7 @@ def test_an_arm_that_does_not_start_is_left_out(scenario: Callable[..., ServeCon
     useless = {"FAKE_PLAN": json.dumps({"histogram": [40]})}  # speculation without any acceptance: no READY
     served = scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False, environment=useless)
     prompts = tiny.write_jsonl(tmp_path / "prompts.jsonl", tiny.conversations(2))
-    config = TuneConfig(**{**vars(served), "prompts": prompts, "out": tmp_path / "tune.json", "max_new_tokens": 8,
-                           "serve_toml": tmp_path / "serve.toml", "shapes": ("3/1/4",), "concurrencies": (1,)})
+    config = short(served, prompts, concurrencies=(1,))
     result = run_tune(config)
     assert list(result["failed"]) == ["3/1/4"]
     assert "of no use" in result["failed"]["3/1/4"]

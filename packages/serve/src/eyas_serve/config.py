@@ -172,6 +172,8 @@ class TuneConfig(ServeConfig):
     """Use only the first so many prompts."""
     first: int = 8
     """Prompts that every arm gets, at least twice as many as are in flight; the rest only if it is not far behind."""
+    seconds: float = 5.0
+    """Each arm that is not stopped is measured for about so long, prompts being asked again where they are over."""
     drop_below: float = 0.85
     """An arm slower than this share of the best arm, on its first prompts, twice, is stopped."""
     port: int = 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -179,19 +181,23 @@ def _measure_server(config: TuneConfig, shape: Shape, prompts: list[Prompt], kep
 
 def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int,
                 so_far: Sequence[Row]) -> list[Row]:
-    """One arm at one concurrency: first a few prompts, then all, unless the few were far slower than the best arm's.
-    They are asked twice before that is believed: the machine may have been busy for a second."""
-    few = prompts[:max(config.first, 2 * level)]
+    """One arm at one concurrency: first a few prompts, then all, and again for `config.seconds` in all, unless the few
+    were far slower than the best arm's. They are asked twice before that is believed: the machine may have been busy
+    for a second."""
+    few = list(islice(cycle(prompts), max(config.first, 2 * level)))
     best = max((row["first_tokens_per_second"] for row in so_far if row["concurrency"] == level), default=0.0)
     enough = 0.0 if is_alone(shape.name) else config.drop_below * best
     run = _measure(client, few, config, shape, level)
     if run.tokens_per_second < enough:
         run = max(run, _measure(client, few, config, shape, level), key=lambda look: look.tokens_per_second)
     stopped = run.tokens_per_second < enough
-    whole = run if stopped or len(few) == len(prompts) else _measure(client, prompts, config, shape, level)
-    row = summarise_level(Arm(shape.name, level, whole.answers, whole.seconds, whole.busy, client.room),
-                          whole.asked)[0]
-    return [{**row, "first_tokens_per_second": run.tokens_per_second, "stopped_early": stopped}]
+    wanted = max(len(prompts), math.ceil(config.seconds * len(few) / run.seconds))
+    whole = run if stopped or len(few) >= wanted else _measure(client, list(islice(cycle(prompts), wanted)), config,
+                                                              shape, level)
+    row, once = (summarise_level(Arm(shape.name, level, whole.answers[:count], whole.seconds, whole.busy, client.room),
+                                 whole.asked[:count])[0] for count in (None, len(prompts)))
+    accepted = {key: once[key] for key in ("acceptance_length", "histogram", "interval", "rates")}  # of a prompt once
+    return [{**row, **accepted, "first_tokens_per_second": run.tokens_per_second, "stopped_early": stopped}]
 
 
 def _measure(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int) -> Run:
