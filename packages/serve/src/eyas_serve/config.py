@@ -78,8 +78,8 @@ class ServeConfig:
     on_stall: Literal["stop", "report"] = "stop"
     """After a stall's report, with every rank's state and stacks, stop the engine or go on waiting."""
     acceptance_floor: float = 1.05
-    """READY only if the first speculative request's acceptance length reaches this; a guard that does not enforce
-    only reports it."""
+    """READY only if the acceptance length of the first generation, or of the first seven together, reaches this; a
+    guard that does not enforce only reports it."""
     log_rotate_mb: int = 256
     """The engine's log is put aside under a number at this size; nothing is deleted."""
     run_dir: Path | None = None
