@@ -101,7 +101,7 @@ class Feed:
             samples = [sample for _, sample in self.loader.load(indices)]
             masks = [sample.loss_mask_t.numpy() for sample in samples]
             firsts = [0, *accumulate(len(mask) for mask in masks)][:-1]
-        ints = self._pinned(torch.empty(self.sizes.total, dtype=torch.int32))
+        ints = self._host((self.sizes.total,), torch.int32)
         tokens = fill_pack(ints.numpy(), self.sizes, firsts, masks) if masks else 0
         rows = self._rows(samples, ints) if samples else None
         return Prepared(ints, tokens, len(masks), rows)
@@ -127,20 +127,25 @@ class Feed:
         return dict(zip(names, torch.split(self.buffers.ints, list(names.values())), strict=True))
 
     def _rows(self, samples: Sequence[Sample], ints: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States of a streamed batch, gathered into pinned memory."""
+        """States of a streamed batch, gathered into pinned memory; every row is read and written once."""
         buffers = self.buffers
-        ids, aux, last = (self._pinned(torch.zeros(b.shape, dtype=b.dtype))
-                          for b in (buffers.input_ids_t, buffers.aux_tke, buffers.last_me))
+        ids, aux, last = (self._host(b.shape, b.dtype) for b in (buffers.input_ids_t, buffers.aux_tke, buffers.last_me))
         used = sum(s.input_ids_t.numel() for s in samples)
-        ids[:used] = torch.cat([s.input_ids_t for s in samples]).long()
+        torch.cat([s.input_ids_t.long() for s in samples], out=ids[:used])
         torch.cat([s.aux_tke for s in samples], out=aux[:used])
-        sources = torch.from_numpy(split_parts(self.sizes, ints.numpy())["sources"]).long()
-        sources = sources[sources >= 0]
-        last[:sources.numel()] = torch.cat([s.last_te for s in samples])[sources]
+        sources, start, filled = torch.from_numpy(split_parts(self.sizes, ints.numpy())["sources"]).long(), 0, 0
+        for sample in samples:
+            end = start + sample.input_ids_t.numel()
+            mine = sources[(sources >= start) & (sources < end)] - start
+            torch.index_select(sample.last_te, 0, mine, out=last[filled:filled + mine.numel()])
+            start, filled = end, filled + mine.numel()
+        for rows, count in ((ids, used), (aux, used), (last, filled)):
+            rows[count:].zero_()
         return ids, aux, last
 
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+    def _host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for a batch; on a GPU's host pinned, so that the GPU fetches it by itself."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=self.device.type == "cuda")
 
 
 class Table:

@@ -25,12 +25,12 @@ from eyas_contract.outputs import require_own, with_temporary
 from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import Batch, Loader, plan_epoch, split
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
-from eyas_draft.feed import Feed
+from eyas_draft.feed import Feed, ahead
 from eyas_draft.fixed import FixedStepper, pack_sizes
 from eyas_draft.metrics import MetricsLog
 from eyas_draft.moments import start_moments
 from eyas_draft.pace import Pace, flops_per_token
-from eyas_draft.ragged import RaggedStepper
+from eyas_draft.ragged import AHEAD, RaggedStepper
 from eyas_draft.ranks import Ranks
 from eyas_draft.setup import Setup, draft_ids, prepare
 from eyas_draft.sharded import Shell, shell_of, whole
@@ -171,10 +171,10 @@ class Trainer:
         lengths = [self.setup.store.length(i) for i in range(len(self.setup.store))]
         held = self.held[self.ranks.rank::self.ranks.world]
         plans: Iterable[list[int]] = plan_epoch(lengths, held, size, 0, 0) if size else ([i] for i in held)
-        for plan in plans:
-            samples = [sample for _, sample in self.loader.load(plan)]
-            if samples:
-                yield Batch.pack(samples, self.device)
+        pinned = self.device.type == "cuda"
+        read = ([sample for _, sample in self.loader.load(plan)] for plan in plans)
+        packed = (Batch.on_host(samples, pinned=pinned) for samples in read if samples)
+        return (batch.to(self.device) for batch in ahead(packed, AHEAD))
 
     def _measure(self, log: MetricsLog) -> Walk | None:
         """Walk the held-out samples, decode some where asked to, log both; returns the one that checkpoints go by."""
