@@ -80,7 +80,7 @@ def findings(client: Client, config: ServeConfig) -> str:
     """What the probe makes of a draft that nothing was accepted of."""
     assert config.draft is not None
     try:
-        return probe_client(client, config.draft).text(False)
+        return probe_client(client, config.draft).text(False).strip()
     except EyasError as error:
         return f"(the probe could not say more: {error})"
 
@@ -90,6 +90,6 @@ def useless(client: Client, config: ServeConfig, proof: Proof) -> EngineFailure:
     return EngineFailure(
         f"{client.url}, draft {config.draft}",
         f"{proof.text}, {proof.acceptance.rounds} rounds: the server is up, but its draft is of no use\n"
-        f"{findings(client, config)}\n",
+        f"{findings(client, config)}",
         f"at least {config.acceptance_floor:.2f} (--acceptance-floor)",
         "Correct what the probe names, or serve without the draft; --acceptance-floor 0 serves it all the same.")
