@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eyas_contract import InvalidInput
 from eyas_draft import checkpoint
@@ -121,6 +123,18 @@ def test_a_checkpoint_of_several_is_read_by_one(store: Path, tiny_target: Path, 
     for name, value in theirs["model"].items():
         if name != "layers.1.input_layernorm.weight":  # used by nothing
             torch.testing.assert_close(mine["model"][name], value, rtol=1e-3, atol=2e-5)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 5))
+def test_every_step_is_shared_out_whole_and_in_as_many_passes(world: int, accumulate: int, steps: int) -> None:
+    plans = [[number] for number in range(accumulate * steps)]
+    shares = [list(Ranks(rank, world, torch.device("cpu"), shared=True).share(iter(plans), accumulate))
+              for rank in range(world)]
+    passes = Ranks(0, world, torch.device("cpu"), shared=True).passes(accumulate)
+    assert {len(share) for share in shares} == {passes * steps}
+    for step in range(steps):
+        taken = [plan for share in shares for plan in share[step * passes:(step + 1) * passes] if plan]
+        assert sorted(taken) == plans[step * accumulate:(step + 1) * accumulate]
 
 
 def test_a_numbered_device_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
