@@ -29,6 +29,7 @@ from eyas_draft.model import DraftModel
 from eyas_draft.ragged import RaggedStepper
 from eyas_draft.ranks import Ranks
 from eyas_draft.sharded import shell_of
+from eyas_draft.states import States
 from eyas_draft.store import Sample
 from eyas_draft.target_weights import TargetWeights
 from eyas_draft.ttt import Teacher
@@ -147,8 +148,8 @@ class RandomLoader:
     def __init__(self, spec: DraftSpec, documents: int, length: int, dtype: torch.dtype) -> None:
         mask = torch.arange(length) >= length // 4
         self.batch = [(i, Sample(f"r{i}", torch.randint(spec.target_vocab_size, (length,), dtype=torch.int32), mask,
-                                 torch.randn(length, spec.num_aux * spec.target_hidden_size, dtype=dtype),
-                                 torch.randn(length, spec.target_hidden_size, dtype=dtype))) for i in range(documents)]
+                                 *(States(torch.randn(length, layers * spec.target_hidden_size, dtype=dtype))
+                                   for layers in (spec.num_aux, 1)))) for i in range(documents)]
 
     def plans(self, cursor: int) -> Iterator[list[int]]:
         """Endless."""

@@ -9,6 +9,7 @@ import torch
 from eyas_contract import DraftSpec, MlaSizes, Rope
 from eyas_draft.batches import Batch
 from eyas_draft.model import DraftModel
+from eyas_draft.states import States
 from eyas_draft.store import Sample
 
 SPEC = DraftSpec(kind="llama", num_layers=1, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2,
@@ -45,8 +46,8 @@ def random_samples(spec: DraftSpec, lengths: tuple[int, ...], seed: int = 0,
         mask[n // 2] = False
         samples.append(Sample(
             f"s{number}", torch.randint(spec.target_vocab_size, (n,), generator=g, dtype=torch.int32), mask,
-            torch.randn(n, spec.num_aux * spec.target_hidden_size, generator=g, dtype=dtype),
-            torch.randn(n, spec.target_hidden_size, generator=g, dtype=dtype)))
+            *(States(torch.randn(n, layers * spec.target_hidden_size, generator=g, dtype=dtype))
+              for layers in (spec.num_aux, 1))))
     return samples
 
 

@@ -48,11 +48,27 @@ def answered_rows(target: Path, count: int, seed: int, max_new: int = 24) -> lis
     return rows
 
 
-def write_store(folder: Path, target: Path, rows: list[Row], per_shard: int = 8) -> Path:
-    """Write rows as a store of float32 states; returns its folder."""
+def quantised(states: torch.Tensor, layers: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 values and a float32 scale for each row and layer, the largest magnitude at 448."""
+    parts = states.view(len(states), layers, -1)
+    scales = parts.abs().amax(-1) / 448
+    return (parts / scales[:, :, None]).view(states.shape).to(torch.float8_e4m3fn), scales
+
+
+def state_tensors(part: list[Row], dtype: str, layers: int) -> dict[str, torch.Tensor]:
+    """Of a shard, by the store's names."""
+    aux, last = torch.cat([row[3] for row in part]), torch.cat([row[4] for row in part])
+    if dtype == "F32":
+        return {"aux_hidden_states": aux, "last_hidden_state": last}
+    (aux, aux_scales), (last, last_scale) = quantised(aux, layers), quantised(last, 1)
+    return {"aux_hidden_states": aux, "last_hidden_state": last, "aux_scales": aux_scales, "last_scale": last_scale}
+
+
+def write_store(folder: Path, target: Path, rows: list[Row], per_shard: int = 8, dtype: str = "F32") -> Path:
+    """Write rows as a store of states in F32 or F8_E4M3; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = TargetSpec.from_folder(target)
-    capture = CaptureSpec(default_aux_layer_ids(spec.num_layers), spec.hidden_size, "pre_norm", store_tensors("F32"),
+    capture = CaptureSpec(default_aux_layer_ids(spec.num_layers), spec.hidden_size, "pre_norm", store_tensors(dtype),
                           512)
     contract = Contract(spec, capture)
     contract.save(folder)
@@ -64,7 +80,7 @@ def write_store(folder: Path, target: Path, rows: list[Row], per_shard: int = 8)
         path = folder / f"shard-{number:06d}.safetensors"
         save_file({
             "input_ids": torch.cat([r[1] for r in part]), "loss_mask": torch.cat([r[2] for r in part]),
-            "aux_hidden_states": torch.cat([r[3] for r in part]), "last_hidden_state": torch.cat([r[4] for r in part]),
+            **state_tensors(part, dtype, len(capture.aux_layer_ids)),
             "sample_offsets": torch.cat((torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)))}, path, metadata=digests)
         shards.append(shard_record(path, part))
     Manifest(tuple(sorted(digests.items())), "0" * 64, True, tuple(shards)).save(folder)

@@ -11,6 +11,7 @@ from eyas_contract import DraftSpec
 from eyas_draft import attention
 from eyas_draft.loss import ttt_loss
 from eyas_draft.model import DraftModel
+from eyas_draft.states import States
 from eyas_draft.store import Sample
 from eyas_draft.ttt import scored_positions
 
@@ -98,7 +99,7 @@ def test_positions_that_do_not_count_do_not_matter() -> None:
     scored[7] = False
 
     def loss(last_te: Tensor) -> Tensor:
-        changed = pack([Sample("x", samples[0].input_ids_t, samples[0].loss_mask_t, samples[0].aux_tke, last_te)])
+        changed = pack([Sample("x", samples[0].input_ids_t, samples[0].loss_mask_t, samples[0].aux, States(last_te))])
         teacher = torch.eye(SPEC.draft_vocab_size, SPEC.target_hidden_size, dtype=torch.float64)
         return ttt_loss(model, changed, scored, lambda last: (last @ teacher.T).softmax(-1), steps=3, decay=1.0).loss
 

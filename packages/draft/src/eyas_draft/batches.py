@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from eyas_contract import InvalidInput
+from eyas_draft.states import States, joined, joined_states
 from eyas_draft.store import Sample, Store
 
 
@@ -43,29 +43,39 @@ class Batch:
 
     @classmethod
     def pack(cls, samples: Sequence[Sample], device: torch.device) -> Batch:
-        """Copy samples into one batch on `device`; states keep the store's dtype."""
-        return cls.on_host(samples, pinned=False).to(device)
+        """Copy samples into one batch on `device`; states keep the store's dtype, bf16 where that is e4m3."""
+        return HostBatch.of(samples, pinned=False).to(device)
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """A batch in host memory, states as stored; otherwise as `Batch`."""
+
+    input_ids_t: Tensor
+    loss_mask_t: Tensor
+    aux: States
+    last: States
+    lengths: tuple[int, ...]
+    positions_t: Tensor
+    ends_t: Tensor
 
     @classmethod
-    def on_host(cls, samples: Sequence[Sample], *, pinned: bool) -> Batch:
-        """Copy samples into one batch in host memory; pinned, a GPU fetches it while the host goes on."""
+    def of(cls, samples: Sequence[Sample], *, pinned: bool) -> HostBatch:
+        """Copy samples; pinned, a GPU fetches the batch while the host goes on."""
         lengths = tuple(s.input_ids_t.numel() for s in samples)
         sizes = torch.tensor(lengths)
-        ends = sizes.cumsum(0)
-
-        def joined(parts: list[Tensor]) -> Tensor:
-            rows = torch.empty(sum(lengths), *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=pinned)
-            return torch.cat(parts, out=rows)
         return cls(
-            joined([s.input_ids_t.long() for s in samples]), joined([s.loss_mask_t for s in samples]),
-            joined([s.aux_tke for s in samples]), joined([s.last_te for s in samples]), lengths,
-            joined([torch.arange(n) for n in lengths]), ends.repeat_interleave(sizes))
+            joined([s.input_ids_t.long() for s in samples], pinned=pinned),
+            joined([s.loss_mask_t for s in samples], pinned=pinned),
+            joined_states([s.aux for s in samples], pinned=pinned),
+            joined_states([s.last for s in samples], pinned=pinned), lengths,
+            joined([torch.arange(n) for n in lengths], pinned=pinned), sizes.cumsum(0).repeat_interleave(sizes))
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device; from pinned memory without waiting."""
-        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in vars(self).items()
-                                 if isinstance(value, Tensor)}
-        return replace(self, **moved)
+        """On a device, states plain; from pinned memory without waiting."""
+        ids, mask, positions, ends = (part.to(device, non_blocking=True) for part in (
+            self.input_ids_t, self.loss_mask_t, self.positions_t, self.ends_t))
+        return Batch(ids, mask, self.aux.to(device).plain, self.last.to(device).plain, self.lengths, positions, ends)
 
 
 def plan_epoch(lengths: Sequence[int], indices: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:

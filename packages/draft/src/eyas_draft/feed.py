@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eyas_draft.batches import Loader
 from eyas_draft.packs import PackSizes, fill_pack, split_parts
+from eyas_draft.states import States, joined, joined_states
 from eyas_draft.store import Sample, Store
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class Prepared:
     ints: Tensor
     tokens: int
     samples: int
-    rows: tuple[Tensor, Tensor, Tensor] | None
+    rows: tuple[Tensor, States, States] | None
 
 
 class Feed:
@@ -65,7 +66,7 @@ class Feed:
     """
 
     def __init__(self, loader: Loader, sizes: PackSizes, device: torch.device, resident: bool | None = None) -> None:
-        self.loader, self.sizes, self.device = loader, sizes, device
+        self.loader, self.sizes, self.device, self._pinned = loader, sizes, device, device.type == "cuda"
         store = loader.store
         capture = store.contract.capture
         self.dtype = store.sample(0).aux_tke.dtype
@@ -101,7 +102,7 @@ class Feed:
             samples = [sample for _, sample in self.loader.load(indices)]
             masks = [sample.loss_mask_t.numpy() for sample in samples]
             firsts = [0, *accumulate(len(mask) for mask in masks)][:-1]
-        ints = self._host((self.sizes.total,), torch.int32)
+        ints = torch.empty(self.sizes.total, dtype=torch.int32, pin_memory=self._pinned)
         tokens = fill_pack(ints.numpy(), self.sizes, firsts, masks) if masks else 0
         rows = self._rows(samples, ints) if samples else None
         return Prepared(ints, tokens, len(masks), rows)
@@ -111,8 +112,10 @@ class Feed:
         buffers = self.buffers
         buffers.ints.copy_(batch.ints, non_blocking=True)
         if batch.rows is not None:
-            for buffer, rows in zip((buffers.input_ids_t, buffers.aux_tke, buffers.last_me), batch.rows, strict=True):
-                buffer.copy_(rows, non_blocking=True)
+            ids, aux, last = batch.rows
+            buffers.input_ids_t.copy_(ids, non_blocking=True)
+            aux.into(buffers.aux_tke)
+            last.into(buffers.last_me)
             return
         assert self._table
         parts = self.parts()
@@ -126,26 +129,18 @@ class Feed:
         names = self.sizes.parts
         return dict(zip(names, torch.split(self.buffers.ints, list(names.values())), strict=True))
 
-    def _rows(self, samples: Sequence[Sample], ints: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States of a streamed batch, gathered into pinned memory; every row is read and written once."""
-        buffers = self.buffers
-        ids, aux, last = (self._host(b.shape, b.dtype) for b in (buffers.input_ids_t, buffers.aux_tke, buffers.last_me))
-        used = sum(s.input_ids_t.numel() for s in samples)
-        torch.cat([s.input_ids_t.long() for s in samples], out=ids[:used])
-        torch.cat([s.aux_tke for s in samples], out=aux[:used])
-        sources, start, filled = torch.from_numpy(split_parts(self.sizes, ints.numpy())["sources"]).long(), 0, 0
+    def _rows(self, samples: Sequence[Sample], ints: Tensor) -> tuple[Tensor, States, States]:
+        """Ids and states of a streamed batch, gathered into pinned memory; the last states of scored positions only."""
+        sources, start = torch.from_numpy(split_parts(self.sizes, ints.numpy())["sources"]).long(), 0
+        last = list[States]()
         for sample in samples:
             end = start + sample.input_ids_t.numel()
-            mine = sources[(sources >= start) & (sources < end)] - start
-            torch.index_select(sample.last_te, 0, mine, out=last[filled:filled + mine.numel()])
-            start, filled = end, filled + mine.numel()
-        for rows, count in ((ids, used), (aux, used), (last, filled)):
-            rows[count:].zero_()
-        return ids, aux, last
-
-    def _host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for a batch; on a GPU's host pinned, so that the GPU fetches it by itself."""
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=self.device.type == "cuda")
+            last.append(sample.last.taken(sources[(sources >= start) & (sources < end)] - start))
+            start = end
+        tokens, pinned = self.sizes.tokens, self._pinned
+        return (joined([s.input_ids_t.long() for s in samples], pinned=pinned, room=tokens),
+                joined_states([s.aux for s in samples], pinned=pinned, room=tokens),
+                joined_states(last, pinned=pinned, room=self.sizes.scored))
 
 
 class Table:
@@ -168,8 +163,8 @@ class Table:
             sample = store.sample(index)
             start, end = bounds[-1], bounds[-1] + sample.input_ids_t.numel()
             self.input_ids[start:end].copy_(sample.input_ids_t)
-            self.aux[start:end].copy_(sample.aux_tke)
-            self.last[start:end].copy_(sample.last_te)
+            sample.aux.into(self.aux[start:end])
+            sample.last.into(self.last[start:end])
             self._masks.append(sample.loss_mask_t.numpy())
             bounds.append(end)
         finite = torch.cat([torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1) for a, b in zip(

@@ -26,12 +26,6 @@ def map_tensor(info: TensorInfo) -> Tensor:
     return torch.from_numpy(raw).view(DTYPES[info.dtype]).view(info.shape)
 
 
-def dequantised(states: Tensor, scales: Tensor) -> Tensor:
-    """e4m3 states [T, K*E] and float32 scales [T, K] -> bf16 [T, K*E]."""
-    parts = states.float().view(len(states), scales.shape[1], -1) * scales[:, :, None]
-    return parts.view(states.shape).bfloat16()
-
-
 def digest_of(info: TensorInfo, kind: str) -> str:
     """Digest (hex) of the tensor's bytes in the file; kinds as in `TensorRecord.digest`."""
     hasher = HASHERS[kind]()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from eyas_contract import InvalidInput
-from eyas_draft.batches import Batch, Loader
+from eyas_draft.batches import Batch, HostBatch, Loader
 from eyas_draft.config import TrainConfig
 from eyas_draft.feed import ahead
 from eyas_draft.loss import TttLoss, ttt_loss
@@ -31,7 +31,7 @@ class Ready:
     """A batch in host memory, before its turn: which samples, and them packed; none where there is nothing to train."""
 
     indices: tuple[int, ...] = ()
-    batch: Batch | None = None
+    batch: HostBatch | None = None
 
 
 class RaggedStepper:
@@ -127,7 +127,7 @@ class RaggedStepper:
             return Ready()
         pinned = self._ranks.device.type == "cuda"
         return Ready(tuple(index for index, _ in samples),
-                     Batch.on_host([sample for _, sample in samples], pinned=pinned))
+                     HostBatch.of([sample for _, sample in samples], pinned=pinned))
 
     def _next(self) -> Ready:
         begun = time.monotonic()
@@ -139,7 +139,7 @@ class RaggedStepper:
         """Zero, on which every weight has a gradient: what is scattered must have the same shape everywhere."""
         return torch.stack([parameter.sum() for parameter in self.model.parameters()]).sum() * 0.0
 
-    def _pass(self, on_host: Batch, indices: tuple[int, ...]) -> Tensor:
+    def _pass(self, on_host: HostBatch, indices: tuple[int, ...]) -> Tensor:
         device = self._ranks.device
         batch = on_host.to(device)
 

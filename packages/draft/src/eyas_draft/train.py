@@ -23,7 +23,7 @@ from eyas_contract.commands import Progress, plain_config, save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.outputs import require_own, with_temporary
 from eyas_draft import checkpoint, sharded
-from eyas_draft.batches import Batch, Loader, plan_epoch, split
+from eyas_draft.batches import Batch, HostBatch, Loader, plan_epoch, split
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
 from eyas_draft.feed import Feed, ahead
 from eyas_draft.fixed import FixedStepper, pack_sizes
@@ -173,7 +173,7 @@ class Trainer:
         plans: Iterable[list[int]] = plan_epoch(lengths, held, size, 0, 0) if size else ([i] for i in held)
         pinned = self.device.type == "cuda"
         read = ([sample for _, sample in self.loader.load(plan)] for plan in plans)
-        packed = (Batch.on_host(samples, pinned=pinned) for samples in read if samples)
+        packed = (HostBatch.of(samples, pinned=pinned) for samples in read if samples)
         return (batch.to(self.device) for batch in ahead(packed, AHEAD))
 
     def _measure(self, log: MetricsLog) -> Walk | None:
