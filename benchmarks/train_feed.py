@@ -95,7 +95,8 @@ def main() -> None:
     result: dict[str, Any] = {
         "machine": {"processor": platform.processor() or platform.machine(), "cores": len(os.sched_getaffinity(0)),
                     "torch": torch.__version__},
-        "store": options.store, "hidden": options.hidden, "threads": options.threads, "bytes_a_batch": size, "seconds": {way: [round(x, 4) for x in rows] for way, rows in taken.items()},
+        "store": options.store, "hidden": options.hidden, "threads": options.threads, "bytes_a_batch": size,
+        "seconds": {way: [round(x, 4) for x in rows] for way, rows in taken.items()},
         "median_seconds": median, "times_as_fast": median["before"] / median["now"],
         "gb_per_second": {way: size / value / 1e9 for way, value in median.items()}}
     write_text_atomic(options.out, json.dumps(result, indent=1) + "\n")
