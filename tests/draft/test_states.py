@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eyas_draft.batches import Batch, HostBatch
 from eyas_draft.config import TrainConfig
+from eyas_draft.feed import Table, table_bytes
 from eyas_draft.states import States, joined, joined_states
 from eyas_draft.store import Store
 from eyas_draft.train import Trainer
@@ -80,6 +81,13 @@ def test_a_batch_holds_what_its_samples_hold(e4m3: Path, rows: list[storemaker.R
         assert torch.equal(mine, torch.cat(wanted))
     assert torch.equal(batch.aux_tke, Batch.pack(samples, CPU).aux_tke)
     torch.testing.assert_close(samples[0].aux_tke.float(), rows[0][3], rtol=0.07, atol=0.02)
+
+
+def test_room_on_a_device_is_that_of_plain_states(e4m3: Path, store: Path) -> None:
+    quantised, plain = Store(e4m3), Store(store)
+    assert 2 * table_bytes(quantised) == table_bytes(plain)  # bf16 and float32
+    table = Table(quantised, CPU)
+    assert table_bytes(quantised) == table.aux.nbytes + table.last.nbytes > quantised.manifest.shards[0].bytes
 
 
 def test_every_way_of_training_reads_e4m3_alike(e4m3: Path, tiny_target: Path, tmp_path: Path) -> None:

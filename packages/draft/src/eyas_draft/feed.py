@@ -178,11 +178,18 @@ class Table:
 
 
 def fits(store: Store, device: torch.device) -> bool:
-    """Whether the store's states may lie on the device."""
+    """Whether the store's states may lie on the device, where e4m3 takes the room of bf16."""
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)
-    return sum(shard.bytes for shard in store.manifest.shards) < SHARE * free
+    return table_bytes(store) < SHARE * free
+
+
+def table_bytes(store: Store) -> int:
+    """Of all states, plain."""
+    capture = store.contract.capture
+    return (store.manifest.num_tokens * (capture.aux_width + capture.hidden_size)
+            * store.sample(0).aux_tke.dtype.itemsize)
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
