@@ -113,6 +113,7 @@ def test_batches_that_cannot_be_shared_out_evenly_are_refused(store: Path, tiny_
     monkeypatch.setattr(Ranks, "join", lambda device: Ranks(0, 2, torch.device(device), shared=False))
     with pytest.raises(InvalidInput, match=r"--accumulate.*3, with 2 processes"):
         Trainer(TrainConfig(store, tiny_target, tmp_path / "run", vocab_size=64, accumulate=3, shapes="fixed"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_of_several_is_read_by_one(store: Path, tiny_target: Path, tmp_path: Path, alone: Path) -> None:

@@ -61,6 +61,7 @@ class Trainer:
         self.config, self.ranks = config, Ranks.join(config.device)
         self.stream = stream if self.ranks.first else io.StringIO()
         self.device = self.ranks.device
+        require_possible(config, self.ranks)
         self.setup: Setup = prepare(config)
         if self.ranks.first:
             self._claim_folder()
@@ -136,14 +137,7 @@ class Trainer:
     def _stepper(self) -> RaggedStepper | FixedStepper:
         """Fixed shapes on one GPU, ragged ones on a CPU and by several processes, unless the settings say which."""
         config = self.config
-        if config.shapes == "fixed" and config.accumulate % self.ranks.world:
-            raise InvalidInput("--accumulate", f"{config.accumulate}, with {self.ranks.world} processes",
-                               "as many batches for each, with --shapes fixed", "Give a multiple, or leave --shapes at "
-                               "auto.")
         half = self.device.type == "cuda" and config.precision == "bf16"  # what a GPU's flash kernels take
-        if config.shapes == "fixed" and self.device.type == "cuda" and not half:
-            raise InvalidInput("--shapes", f"fixed, in {config.precision} on a GPU", "bf16, or ragged shapes",
-                               "Give --precision bf16, or leave --shapes at auto.")
         fixed = half and not self.ranks.shared if config.shapes == "auto" else config.shapes == "fixed"
         if not fixed:
             return RaggedStepper(config, self.model, self.teacher, self.optimizer, self.loader, self.cursor, self.shell,
@@ -287,6 +281,18 @@ class Trainer:
         self.setup.contract.save(run)
         write_text_atomic(run / COVERAGE, canonical.dumps(self.setup.coverage) + "\n")
         save_config(self.config, run, SETTINGS)
+
+
+def require_possible(config: TrainConfig, ranks: Ranks) -> None:
+    """Refuse fixed shapes where they cannot be, before anything is written. Raises InvalidInput."""
+    if config.shapes != "fixed":
+        return
+    if config.accumulate % ranks.world:
+        raise InvalidInput("--accumulate", f"{config.accumulate}, with {ranks.world} processes",
+                           "as many batches for each, by --shapes fixed", "Give a multiple, or leave --shapes at auto.")
+    if ranks.device.type == "cuda" and config.precision != "bf16":
+        raise InvalidInput("--shapes", f"fixed, in {config.precision} on a GPU", "bf16, or ragged shapes",
+                           "Give --precision bf16, or leave --shapes at auto.")
 
 
 def _note(measured: Walk | None) -> str:
