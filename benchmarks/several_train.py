@@ -9,6 +9,7 @@ the draft spread by FSDP2, and fixed shapes with the whole draft in every proces
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import shutil
@@ -180,6 +181,7 @@ def scaled(spec: DraftSpec, ranks: Ranks, *, spread: bool) -> dict[str, Any]:
     documents, length, warm, count = (4, 2048, 2, 6) if full else (2, 32, 1, 3)
     dtype = torch.bfloat16 if full else torch.float32
     if full:
+        gc.collect()  # the draft before this one, which its stepper's closures hold
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
