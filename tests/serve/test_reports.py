@@ -20,7 +20,7 @@ import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
 from eyas_serve.bench import table
-from eyas_serve.levels import compare
+from eyas_serve.levels import compare, thin
 from eyas_serve.numbers import acceptance_interval, percentiles, student_t
 from eyas_serve.watch import Alarm, interval, parse
 
@@ -101,6 +101,15 @@ def test_a_server_that_lets_requests_wait_is_named(config: BenchConfig) -> None:
     few = run_bench(replace(config, extra="--max-running-requests 3"))
     words = [f"{arm} ran at most 3 of 4 requests at a time" for arm in ("draft", "target alone")]
     assert all(word in table(few) and word in config.out.with_suffix(".html").read_text() for word in words)
+
+
+def test_a_level_of_few_requests_is_named() -> None:
+    def level(concurrency: int, requests: int, data_set: str = "all") -> dict[str, object]:
+        return {"arm": "draft", "concurrency": concurrency, "requests": requests, "data_set": data_set}
+
+    rows = [level(1, 1), level(4, 16), level(16, 63), level(16, 31, "chat")]
+    assert thin(rows) == ["63 requests at 16 at a time: towards the end fewer are in flight, which weighs in its speed;"
+                          " give 64 prompts or more"]
 
 
 def test_worse_only_where_the_intervals_do_not_meet() -> None:

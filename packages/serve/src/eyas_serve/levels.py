@@ -15,6 +15,7 @@ from eyas_serve.numbers import acceptance_interval, percentiles
 from eyas_serve.prompts import Prompt
 
 Row = dict[str, Any]
+WAVES = 4  # requests for each that is in flight at a time, below which a level's end weighs in its speed
 COLUMNS = ("arm", "concurrency", "data_set", "requests", "tokens", "tokens_per_second", "acceptance_length",
            "interval_low", "interval_high", "ttft_p50", "ttft_p90", "ttft_p99", "tpot_p50", "tpot_p90", "tpot_p99")
 
@@ -103,6 +104,14 @@ def crowded(rows: Sequence[Row]) -> list[str]:
     few = [row for row in rows if row["data_set"] == "all" and (row.get("room") or math.inf) < row["concurrency"]]
     return [f"{row['arm']} ran at most {row['room']} of {row['concurrency']} requests at a time, the others waited: "
             "its speed there is that of fewer; serve it with --max-running-requests" for row in few]
+
+
+def thin(rows: Sequence[Row]) -> list[str]:
+    """A warning for each level with so few requests that its end, when fewer are in flight, weighs in its speed."""
+    few = {row["concurrency"]: row["requests"] for row in rows
+           if row["data_set"] == "all" and row["concurrency"] > 1 and row["requests"] < WAVES * row["concurrency"]}
+    return [f"{requests} requests at {level} at a time: towards the end fewer are in flight, which weighs in its speed;"
+            f" give {WAVES * level} prompts or more" for level, requests in few.items()]
 
 
 def lines(rows: Sequence[Row]) -> list[str]:
