@@ -188,7 +188,7 @@ class Servers:
             target=options.target, draft=options.draft, device=options.device, dtype=options.dtype, port=0,
             engine_python=options.engine_python, radix_cache=False, preflight=False, steps=options.steps,
             topk=options.topk, num_draft_tokens=options.num_draft_tokens, mem_fraction=options.mem_fraction,
-            max_total_tokens=options.max_total_tokens, acceptance_floor=0.0, extra=options.extra)
+            max_total_tokens=options.max_total_tokens, metrics=False, acceptance_floor=0.0, extra=options.extra)
 
     @contextmanager
     def started(self, name: str) -> Iterator[Client]:
@@ -196,7 +196,7 @@ class Servers:
         kind = name.split()[0]
         if kind == "off":
             folder = Path(tempfile.mkdtemp(dir=self.folder))
-            with Bare(replace(self.config, metrics=False), folder) as bare:
+            with Bare(self.config, folder) as bare:
                 bare.wait(self.options.start_seconds)
                 yield bare.client
             return

@@ -124,7 +124,8 @@ def one_size(serve: Serve, ranks: int) -> None:
                     launched.append(future.result())
                     stack.callback(launched[-1].server.stop)
                 except EyasError as error:
-                    serve.part.check(f"starts ({kind})", ranks, str(error)[-2000:], "READY", False)
+                    words = str(error).replace(f"{serve.part.work}/", "")  # of no use on another machine
+                    serve.part.check(f"starts ({kind})", ranks, words[-2000:], "READY", False)
             for this in launched:
                 watched(serve, this)
                 measured_one(serve, this)

@@ -69,7 +69,8 @@ class HostBatch:
             joined([s.loss_mask_t for s in samples], pinned=pinned),
             joined_states([s.aux for s in samples], pinned=pinned),
             joined_states([s.last for s in samples], pinned=pinned), lengths,
-            joined([torch.arange(n) for n in lengths], pinned=pinned), sizes.cumsum(0).repeat_interleave(sizes))
+            joined([torch.arange(n) for n in lengths], pinned=pinned),
+            joined([sizes.cumsum(0).repeat_interleave(sizes)], pinned=pinned))
 
     def to(self, device: torch.device) -> Batch:
         """On a device, states plain; from pinned memory without waiting."""

@@ -69,7 +69,7 @@ class Feed:
         self.loader, self.sizes, self.device, self._pinned = loader, sizes, device, device.type == "cuda"
         store = loader.store
         capture = store.contract.capture
-        self.dtype = store.sample(0).aux_tke.dtype
+        self.dtype = store.sample(0).aux.dtype
         self.firsts = [0, *accumulate(store.length(i) for i in range(len(store)))]
         self.buffers = Buffers(
             torch.zeros(sizes.total, dtype=torch.int32, device=device),
@@ -153,7 +153,7 @@ class Table:
 
     def __init__(self, store: Store, device: torch.device) -> None:
         total, capture = sum(store.length(i) for i in range(len(store))), store.contract.capture
-        dtype = store.sample(0).aux_tke.dtype
+        dtype = store.sample(0).aux.dtype
         self.input_ids = torch.empty(total, dtype=torch.int64, device=device)
         self.aux = torch.empty(total, capture.aux_width, dtype=dtype, device=device)
         self.last = torch.empty(total, capture.hidden_size, dtype=dtype, device=device)
@@ -188,8 +188,7 @@ def fits(store: Store, device: torch.device) -> bool:
 def table_bytes(store: Store) -> int:
     """Of all states, plain."""
     capture = store.contract.capture
-    return (store.manifest.num_tokens * (capture.aux_width + capture.hidden_size)
-            * store.sample(0).aux_tke.dtype.itemsize)
+    return store.manifest.num_tokens * (capture.aux_width + capture.hidden_size) * store.sample(0).aux.dtype.itemsize
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:

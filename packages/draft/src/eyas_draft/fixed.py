@@ -77,19 +77,20 @@ class FixedStepper:
             self._since = time.monotonic()
         self._set_rate(rate)
         tokens, passes, waited = 0, 0, 0.0
+        self.cursor += self.config.accumulate
         while passes < self._ranks.passes(self.config.accumulate):
             begun = time.monotonic()
             batch = next(self._batches)
             waited += time.monotonic() - begun
-            self.cursor += self._ranks.world
             if batch.samples:
                 self.feed.place(batch)
                 if self._works is None:
                     self._works = self._prepare()
                 self._works[0]()
                 tokens += batch.tokens
-            elif not self._ranks.shared:
-                continue  # another takes its place; where others compute theirs now, none can
+            elif not self._ranks.shared:  # another takes its place; where others compute theirs now, none can
+                self.cursor += 1
+                continue
             passes += 1
         if self._works is None:
             raise InvalidInput(f"step {step}", "no sample with finite states in this process's batches",

@@ -101,23 +101,19 @@ class RaggedStepper:
         """Add up the gradients of this process's batches; float64 numbers to be summed over all processes: losses,
         right and scored rows of each TTT step, then loss, tokens and samples."""
         numbers = torch.zeros(3 * self.config.ttt_steps + 3, dtype=torch.float64, device=self._ranks.device)
-        if not self._ranks.shared:
-            passes = 0
-            while passes < self.config.accumulate:
-                self.cursor += 1
-                ready = self._next()
-                if ready.batch is not None:
-                    numbers += self._pass(ready.batch, ready.indices)
-                    passes += 1
-            return numbers
         self.cursor += self.config.accumulate
-        for _ in range(self._ranks.passes(self.config.accumulate)):
+        passes = 0
+        while passes < self._ranks.passes(self.config.accumulate):
             ready = self._next()
             if ready.batch is not None:
                 numbers += self._pass(ready.batch, ready.indices)
-            else:  # the others gather and scatter now, so this one must
+            elif self._ranks.shared:  # the others gather and scatter now, so this one must
                 zero, _ = self._shell(lambda: (self._nothing(), None))
                 zero.backward()
+            else:
+                self.cursor += 1  # another takes its place
+                continue
+            passes += 1
         return numbers
 
     def _lay_out(self, plan: list[int]) -> Ready:

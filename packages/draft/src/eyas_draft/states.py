@@ -31,12 +31,17 @@ class States:
     scales_tk: Tensor | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the plain states."""
+        return self.values_tw.dtype if self.scales_tk is None else torch.bfloat16
+
+    @property
     def plain(self) -> Tensor:
         """[T, W], bf16 where e4m3 is stored."""
         if self.scales_tk is None:
             return self.values_tw
         parts = self.values_tw.float().view(*self.scales_tk.shape, -1) * self.scales_tk[:, :, None]
-        return parts.view(self.values_tw.shape).bfloat16()
+        return parts.view(self.values_tw.shape).to(self.dtype)
 
     @property
     def finite(self) -> bool:

@@ -5,7 +5,6 @@ Also the small reader behind `show`. The training reader is eyas-draft's own.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from eyas_contract import CaptureSpec, Contract, CorruptFile, Manifest, ShardRec
 from eyas_contract.safetensors_header import Header, TensorInfo, read_header
 from eyas_extract.digest import HASHERS
 from eyas_extract.dtypes import TORCH_DTYPES
+from eyas_extract.values import layer_fault
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,8 @@ def _sample_faults(tensors: dict[str, torch.Tensor], capture: CaptureSpec, shard
                          strict=True))
         for name, part in {**parts, "the last layer": tensors["last_hidden_state"][rows]}.items():
             values = part.float() if part.element_size() == 1 else part  # torch counts nothing in e4m3
-            # One fast pass; NaN shows in both.
-            least, greatest = map(float, torch.aminmax(values)) if values.numel() else (0.0, 0.0)
-            if not (math.isfinite(least) and math.isfinite(greatest)):
-                bad = values.numel() - int(torch.isfinite(values).sum())
-                faults.append((sample.id, f"{bad} non-finite values in the states of {name}"))
-            elif least == greatest == 0:
-                faults.append((sample.id, f"all states of {name} are zero"))
+            if fault := layer_fault(values, name):
+                faults.append((sample.id, fault))
     return faults
 
 

@@ -6,7 +6,6 @@ run and an undisturbed one write the same bytes.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections import Counter
@@ -36,6 +35,7 @@ from eyas_extract.pending import shards
 from eyas_extract.store import Source, StoreWriter
 from eyas_extract.target import DTYPES, Target, load_target, pick_device, stop_ids
 from eyas_extract.template import ChatTemplate
+from eyas_extract.values import layer_fault
 
 
 @dataclass(frozen=True)
@@ -207,21 +207,10 @@ def fill(capture: Capture, samples: Sequence[Sample], batch_tokens: int, dtype: 
 
 
 def state_fault(states: torch.Tensor, capture: Capture) -> str:
-    """Why states [T, (K+1)*H] cannot be trained on: which holds how many bad values; or empty.
-
-    One reduction a sample tells good from bad: the largest magnitude of each layer is NaN, infinite or zero where
-    something is wrong, and only then are the values counted.
-    """
+    """Why states [T, (K+1)*H] cannot be trained on: which holds how many bad values; or empty."""
     names = [*(f"layer {k}" for k in capture.aux_layer_ids), "the last layer"]
-    parts = states.view(states.shape[0], len(names), -1)
-    found = []
-    for i, largest in enumerate(parts.abs().amax((0, 2)).tolist()):
-        if not math.isfinite(largest):
-            bad = parts[:, i].numel() - int(torch.isfinite(parts[:, i]).sum())
-            found.append(f"{bad} non-finite values in the states of {names[i]}")
-        elif largest == 0:
-            found.append(f"all states of {names[i]} are zero")
-    return "; ".join(found)
+    parts = states.chunk(len(names), dim=1)
+    return "; ".join(filter(None, map(layer_fault, parts, names)))
 
 
 def _summary(writer: StoreWriter, rows: int, check: str, already: int, seconds: float, config: RunConfig) -> Summary:

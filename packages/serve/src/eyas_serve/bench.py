@@ -21,7 +21,7 @@ from eyas_serve.api_key import read_key
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig, with_room
 from eyas_serve.html import page
-from eyas_serve.levels import Arm, Row, as_csv, compare, crowded, lines, summarise_level, thin
+from eyas_serve.levels import Arm, Row, as_csv, compare, lines, summarise_level, warnings
 from eyas_serve.probe.session import API_KEY
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
@@ -261,7 +261,7 @@ def table(result: Report) -> str:
         text.append(f"  against the earlier report: {row['arm']}, {row['concurrency']} at a time, {row['data_set']}: "
                     f"acceptance {row['acceptance']}{faster}")
     levels = result.get("levels", [])
-    text += [f"  warning: {words}" for words in (*crowded(levels), *thin(levels))]
+    text += [f"  warning: {words}" for words in warnings(levels)]
     busy = max((row["client_busy"] or 0 for row in levels), default=0)
     if busy > 0.7:
         text.append(f"  warning: this client was busy {busy:.0%} of the time: speeds are lower bounds; try --no-stream")

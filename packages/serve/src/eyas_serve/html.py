@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from eyas_serve.levels import Row, crowded, speedups, thin
+from eyas_serve.levels import Row, speedups, warnings
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 520, 300, 60, 40, 30
 COLOURS = ("#1b6ca8", "#d1495b", "#3c8d40", "#8a5a9e", "#b8860b")
@@ -129,7 +129,7 @@ def page(report: dict[str, Any]) -> str:
     return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
             f"<style>{STYLE}</style></head><body><h1>{html.escape(title)}</h1><p>Acceptance length is "
             f"{html.escape(report['definition'])}. Outputs with and without the draft: {identical}.</p>"
-            f"{''.join(f'<p>Warning: {html.escape(words)}.</p>' for words in (*crowded(rows), *thin(rows)))}"
+            f"{''.join(f'<p>Warning: {html.escape(words)}.</p>' for words in warnings(rows))}"
             f"<div class='plots'>{''.join(plots)}</div>"
             f"{_table(HEAD, [_cells(row) for row in rows])}{_against(report.get('against'))}<h2>Settings</h2>"
             f"<table class='settings'>{settings}</table></body></html>\n")

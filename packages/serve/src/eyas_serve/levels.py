@@ -99,6 +99,11 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
     return result
 
 
+def warnings(rows: Sequence[Row]) -> list[str]:
+    """What a reader of a benchmark's speeds has to know."""
+    return [*crowded(rows), *thin(rows)]
+
+
 def crowded(rows: Sequence[Row]) -> list[str]:
     """A warning for each server that ran fewer requests at a time than were in flight."""
     few = [row for row in rows if row["data_set"] == "all" and (row.get("room") or math.inf) < row["concurrency"]]

@@ -174,8 +174,7 @@ def _measure_server(config: TuneConfig, shape: Shape, prompts: list[Prompt], kep
     run_dir = config.run_dir / shape.name.replace("/", "-").replace(" ", "-") if config.run_dir else None
     with Server(shape.config(config, run_dir), report) as server:
         for level in missing:
-            others = [row for row in kept.rows if row["arm"] != shape.name]
-            kept.rows += measure_arm(server.client, prompts, config, shape, level, others)
+            kept.rows += measure_arm(server.client, prompts, config, shape, level, kept.rows)
             kept.write()
 
 
