@@ -125,22 +125,36 @@ def cut_off(run: Path, copy: Path) -> None:
     assert any((copy / "checkpoints").iterdir())
 
 
-def scaling(part: Part) -> None:
-    """Tokens/s with equal tokens a process."""
-    check, one = "weak scaling of the kimi draft", dict[str, float]()
+def spread_scaling(part: Part) -> None:
+    """Of drafts spread by FSDP2."""
+    check = "weak scaling of the kimi draft"
+    for n, efficiency in scaling(part, "spread").items():
+        why = "the processes share the cores, and the draft is tiny" if part.cpu else ""
+        part.check(check, n, efficiency, f"at least {WANTED} of {n} times one process",
+                   None if part.cpu else efficiency >= WANTED, why)
+    if part.sizes[-1] == 1:
+        part.skip(check, 2, f"at least {WANTED} of 2 times one process", "one GPU")
+
+
+def whole_scaling(part: Part) -> None:
+    """Of drafts that every process holds whole; numbers alone."""
+    scaling(part, "whole")
+
+
+def scaling(part: Part, held: str) -> dict[int, float]:
+    """Tokens/s with equal tokens a process, drafts `spread` over the processes or `whole` in each; the efficiency of
+    the checked draft for each number of processes above one."""
+    one, efficiencies = dict[str, float](), dict[int, float]()
     for n in part.sizes:
-        result = part.work / f"scaling-{n}.json"
-        torchrun(n, __file__, "--rank", result, part.device)
+        result = part.work / f"{held}-{n}.json"
+        torchrun(n, __file__, "--rank", result, part.device, held)
         for name, found in json.loads(result.read_text()).items():
             one.setdefault(name, found["tokens_per_second"])
             efficiency = round(found["tokens_per_second"] / (n * one[name]), 4)
             part.number(processes=n, draft=name, efficiency=efficiency, **found)
             if n > 1 and name == CHECKED:
-                why = "the processes share the cores, and the draft is tiny" if part.cpu else ""
-                part.check(check, n, efficiency, f"at least {WANTED} of {n} times one process",
-                           None if part.cpu else efficiency >= WANTED, why)
-    if part.sizes[-1] == 1:
-        part.skip(check, 2, f"at least {WANTED} of 2 times one process", "one GPU")
+                efficiencies[n] = efficiency
+    return efficiencies
 
 
 class RandomLoader:
@@ -162,14 +176,13 @@ class RandomLoader:
         return self.batch
 
 
-def one_rank(result: Path, device: str) -> None:
+def one_rank(result: Path, device: str, held: str) -> None:
     """What each process of a scaling run does; the first writes the numbers."""
     ranks = Ranks.join(device)
     drafts = DRAFTS if device == "cuda" else {"kimi": SMALL}  # on a CPU both would be the same tiny one
-    found: dict[str, dict[str, Any]] = {}
-    for name, spec in drafts.items():
-        found[name] = scaled(spec, ranks, spread=True)
-        found[f"{name}, whole in every process"] = scaled(spec, ranks, spread=False)
+    spread = held == "spread"
+    found = {name if spread else f"{name}, whole in every process": scaled(spec, ranks, spread=spread)
+             for name, spec in drafts.items()}
     if ranks.first:
         result.write_text(json.dumps(found))
     ranks.leave()
@@ -219,13 +232,13 @@ def scaled(spec: DraftSpec, ranks: Ranks, *, spread: bool) -> dict[str, Any]:
 def main() -> None:
     """The part, or one process of a scaling run."""
     if sys.argv[1:2] == ["--rank"]:
-        one_rank(Path(sys.argv[2]), sys.argv[3])
+        one_rank(Path(sys.argv[2]), *sys.argv[3:])
         return
     this = part("train")
-    for piece in (scaling, curves):
+    for piece in (spread_scaling, curves, whole_scaling):
         try:
             piece(this)
-        except Exception as error:  # the other piece may still succeed
+        except Exception as error:  # the other pieces may still succeed
             this.check(piece.__name__, this.sizes[-1], f"{type(error).__name__}: {error}"[-3000:], "no failure", False)
 
 
