@@ -68,7 +68,12 @@ def _text(lib: CDLL, code: int) -> str:
 
 
 def dtype_name(t: Tensor) -> str:
-    return str(t.dtype).rsplit(".", 1)[-1]
+    return _name(t.dtype)
+
+
+@cache
+def _name(dtype: object) -> str:
+    return str(dtype).rsplit(".", 1)[-1]
 
 
 def pointer(t: Tensor | None) -> int | None:
@@ -114,14 +119,17 @@ class Faults:
         """Checks device, dtype, shape (None: any size) and a packed last axis."""
         if not self.need(hasattr(t, "data_ptr"), f"{name} is a {type(t).__name__}, wanted a torch tensor"):
             return False
-        good = self.need(t.device.type == "cuda", f"{name} is on {t.device}, wanted a CUDA device")
-        kind, shape = dtype_name(t), tuple(t.shape)
-        good &= self.need(kind in dtypes, f"{name} is {kind}, wanted {' or '.join(dtypes)}")
-        if dims is not None:
-            fits = len(shape) == len(dims) and all(d is None or s == d for s, d in zip(shape, dims, strict=True))
-            wanted = ", ".join("any" if d is None else str(d) for d in dims)
-            good &= self.need(fits, f"{name} has shape {list(shape)}, wanted [{wanted}]")
+        on_cuda, kind, shape = t.device.type == "cuda", dtype_name(t), tuple(t.shape)
+        fits = dims is None or shape == dims or (
+            len(shape) == len(dims) and all(d is None or s == d for s, d in zip(shape, dims, strict=True))
+        )
         packed = not shape or shape[-1] <= 1 or t.stride(-1) == 1
+        if on_cuda and kind in dtypes and fits and packed:
+            return True  # as on every launch of a server's rounds: words are for faults alone
+        wanted = ", ".join("any" if d is None else str(d) for d in dims or ())
+        good = self.need(on_cuda, f"{name} is on {t.device}, wanted a CUDA device")
+        good &= self.need(kind in dtypes, f"{name} is {kind}, wanted {' or '.join(dtypes)}")
+        good &= self.need(fits, f"{name} has shape {list(shape)}, wanted [{wanted}]")
         return self.need(packed, f"{name} is not packed in its last axis") and good
 
     def contiguous(self, **tensors: Tensor) -> None:
