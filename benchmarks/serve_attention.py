@@ -34,9 +34,9 @@ from random_models import random_pair, random_prompts
 
 from eyas_contract.contract import write_text_atomic
 from eyas_serve.acceptance import Acceptance
-from eyas_serve.bench import Run, measure
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig, ServeConfig
+from eyas_serve.measure import Run, measure
 from eyas_serve.prompts import Prompt, load_prompts
 from eyas_serve.server import Server
 from eyas_serve.watch import parse

@@ -29,11 +29,11 @@ from several_models import kv_heads, logits_differ, padded_pair
 
 from eyas_contract import EngineFailure, EyasError
 from eyas_serve.acceptance import Acceptance
-from eyas_serve.bench import measure
 from eyas_serve.client import Generation
 from eyas_serve.config import BenchConfig, ServeConfig
 from eyas_serve.events import Event
 from eyas_serve.handshake import READY
+from eyas_serve.measure import measure
 from eyas_serve.progress import SERVING
 from eyas_serve.prompts import load_prompts
 from eyas_serve.server import Server

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
@@ -26,7 +27,28 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text('store = "s"\nlr = 0.5\nlayers = [1, 2]\nverify = false\n', encoding="utf-8")
     words = expand_config(["train", "--lr", "2", "--config", str(file), "--json"], {"train": Config})
-    assert words == ["train", "--store", "s", "--lr", "0.5", "--layers", "1", "2", "--no-verify", "--lr", "2", "--json"]
+    wanted = ["train", "--store=s", "--lr=0.5", "--layers", "1", "2", "--no-verify", "--lr", "2", "--json"]
+    assert words == wanted
+    assert expand_config(["train", "--lr", "2", f"--config={file}", "--json"], {"train": Config}) == wanted
+
+
+def test_a_value_that_begins_with_a_dash_stays_a_value(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('store = "--page-size 1"\n', encoding="utf-8")
+    assert expand_config(["train", "--config", str(file)], {"train": Config}) == ["train", "--store=--page-size 1"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    url: Annotated[str, "by its place"]
+    every: float = 5.0
+
+
+def test_what_has_no_flag_is_no_key(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('url = "http://x"\n', encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"unknown keys \['url'\].*keys of \['every'\]"):
+        expand_config(["watch", "--config", str(file)], {"watch": Placed})
 
 
 @dataclass(frozen=True)
@@ -46,7 +68,7 @@ def test_fields_of_a_nested_config_are_flags_too(tmp_path: Path, text: str) -> N
     file = tmp_path / "a.toml"
     file.write_text(f'draft = "d"\n{text}', encoding="utf-8")
     words = expand_config(["check", "--config", str(file)], {"check": Nested})
-    assert words == ["check", "--draft", "d", "--topk", "4", "--page-size", "16"]
+    assert words == ["check", "--draft=d", "--topk=4", "--page-size=16"]
 
 
 @pytest.mark.parametrize(("text", "name"), [("[server]\ncolour = 1", r"server\.colour"), ("server = 3", "'server'"),

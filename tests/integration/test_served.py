@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server
-from eyas_serve.bench import Run, measure, summarise
 from eyas_serve.config import DRAFTED_AT_A_TIME
+from eyas_serve.bench_report import summarise
+from eyas_serve.measure import Run, measure
 from eyas_serve.probe.session import ProbeReport, probe_client
 from eyas_serve.processes import running
 from eyas_serve.prompts import load_prompts
@@ -84,7 +85,7 @@ def plain(bench: BenchConfig) -> Served:
     ids=["tree", "chain-tp2-spawned"])
 def test_launch_bench_probe_stop(bench: BenchConfig, plain: Served, shape: dict[str, Any]) -> None:
     drafted = serve(dataclasses.replace(bench, **shape))
-    report = summarise(bench, "0.5.20", drafted.run, plain.run)
+    report = summarise(drafted.run, plain.run)
     assert len(report["prompts"]) == 8 + 8 + 2
     assert report["outputs_identical"], report["differing"]
     assert report["acceptance_length"] > 1.5

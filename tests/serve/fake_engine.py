@@ -9,6 +9,8 @@ of PLANS in FAKE_SCENARIO, with FAKE_PLAN (JSON) laid over it. A plan's keys:
     die             {"rank", "in": phase, "how": name of WORDS, "kill" or "leave"}; "main" as rank is SGLang's launcher
     mourns          a rank whose death ends rank 0 with a complaint about it
     flood           MiB of log in front of the KV cache; `garble`: of random bytes, else of lines
+    answers         requests that are answered; those after them wait without end
+    tells           the tree of 5/8/32, in /server_info, whatever it was told
     expected        ranks that the handshake speaks of; `histogram`: of an answer's rounds, or a list of them
 """
 

@@ -30,7 +30,9 @@ def server_info() -> dict[str, Any]:
     """As SGLang's: with a draft 48 requests run at a time, unless told."""
     told = [sys.argv[i + 1] for i, word in enumerate(sys.argv) if word == "--max-running-requests"]
     room = int(told[-1]) if told else 48 if "--speculative-algorithm" in sys.argv else 4096
-    return {"version": "0.5.20", "internal_states": [{"effective_max_running_requests_per_dp": room}]}
+    tree = {name: value for name, value in (("speculative_num_steps", 5), ("speculative_eagle_topk", 8),
+                                            ("speculative_num_draft_tokens", 32)) if PLAN.get("tells")}
+    return {"version": "0.5.20", **tree, "internal_states": [{"effective_max_running_requests_per_dp": room}]}
 
 
 def histogram() -> list[int]:
@@ -56,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.allowed():
             return
         COUNTS["requests"] += 1
-        if PLAN.get("hold") == "warm-up":
+        if PLAN.get("hold") == "warm-up" or COUNTS["requests"] > PLAN.get("answers", COUNTS["requests"]):
             time.sleep(60)
         if (PLAN.get("die") or {}).get("in") == "warm-up":
             died().write_text(str(time.time()))
@@ -65,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         ids = [(sum(body["input_ids"]) + i) % 50 for i in range(count)]
         if OUTPUTS == "differ" and drafting and count > 8:
             ids[5] += 1
-        meta: dict[str, Any] = {"finish_reason": {"type": "length"}}
+        meta: dict[str, Any] = {"finish_reason": {"type": "length"}, "completion_tokens": count}
         if drafting:
             meta["spec_correct_drafts_histogram"] = histogram()
             COUNTS["rounds"] += sum(meta["spec_correct_drafts_histogram"])

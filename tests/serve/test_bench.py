@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 import tiny
 from eyas_contract import InvalidInput
-from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
-from eyas_serve.bench import first_difference, measure, table
+from eyas_serve import BenchConfig, ServeConfig, Server, bench_report, run_bench
+from eyas_serve.bench_report import first_difference, table
 from eyas_serve.client import Client, Generation
+from eyas_serve.measure import measure
 from eyas_serve.prompts import Prompt, load_prompts
 
 
@@ -108,6 +111,92 @@ def test_a_running_server_and_json(config: BenchConfig, tmp_path: Path) -> None:
     assert len(result["prompts"]) == 2
     assert result["outputs_identical"] is None
     assert result["baseline_tokens_per_second"] is None
+
+
+def ask(config: BenchConfig, url: str) -> dict[str, Any]:
+    return run_bench(dataclasses.replace(config, url=url, draft=None, out=config.out.with_name("url.json")))
+
+
+@pytest.mark.parametrize(("plan", "head"), [({"tells": True}, "steps 5, topk 8, draft tokens 32"),
+                                            ({}, "a tree that it does not tell")])
+def test_a_running_servers_settings_are_its_own(config: BenchConfig, monkeypatch: pytest.MonkeyPatch,
+                                                plan: dict[str, Any], head: str) -> None:
+    monkeypatch.setenv("FAKE_PLAN", json.dumps(plan))
+    served = ServeConfig(**{name: getattr(config, name) for name in ServeConfig.__dataclass_fields__})
+    with Server(served) as server:
+        result = ask(config, server.url)
+    assert head in table(result)
+    assert result["config"]["steps"] == (5 if plan else None)
+    assert result["acceptance_length"] == 2.0
+
+
+def test_no_round_is_no_acceptance_of_one(config: BenchConfig) -> None:
+    served = ServeConfig(**{name: getattr(config, name) for name in ServeConfig.__dataclass_fields__})
+    with Server(dataclasses.replace(served, draft=None)) as server:
+        result = ask(config, server.url)
+    assert result["acceptance_length"] is None
+    assert {row["acceptance_length"] for row in result["prompts"]} == {None}
+    assert "no round of speculation was seen" in table(result)
+
+
+@pytest.mark.parametrize(("name", "found"), [("folder", "a folder"), ("b.html", "a name that ends in .html"),
+                                             ("file/b.json", "in a folder that cannot be made")])
+def test_a_place_that_cannot_be_is_refused_before_the_work(config: BenchConfig, tmp_path: Path, name: str,
+                                                           found: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InvalidInput, match=found):
+        run_bench(dataclasses.replace(config, out=tmp_path / name))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_loses_no_number(config: BenchConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bench_report, "write_text_atomic", full)
+    with pytest.raises(InvalidInput, match=r"No space left on device(?s:.)*acceptance length +2\.000"):
+        run_bench(dataclasses.replace(config, baseline=False))
+
+
+def test_the_drafts_half_is_there_while_the_baseline_is_measured(config: BenchConfig) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def report(line: str) -> None:
+        if config.out.exists():
+            seen.append(json.loads(config.out.read_text()))
+
+    whole = run_bench(config, report)
+    assert seen[0]["complete"] is False
+    assert seen[0]["outputs_identical"] is None
+    assert {row["arm"] for row in seen[0]["levels"]} == {"draft"}
+    assert whole["complete"] is True
+
+
+def test_an_earlier_baseline_is_of_the_same_prompts_and_server(config: BenchConfig, tmp_path: Path) -> None:
+    crowd = dataclasses.replace(config, concurrency=50)  # more than SGLang has room for with a draft, unless told
+    run_bench(crowd)
+    again = dataclasses.replace(crowd, baseline_report=crowd.out, out=tmp_path / "again.json")
+    assert run_bench(again)["outputs_identical"] is True
+    other = tiny.write_jsonl(tmp_path / "other.jsonl", [
+        {"id": f"tiny-0-{i}", "messages": [{"role": "user", "content": "copy stone"}]} for i in range(5)])
+    with pytest.raises(InvalidInput, match=r"cuda_graph True, here False; environment .*; other prompts than those of"):
+        run_bench(dataclasses.replace(again, prompts=other, cuda_graph=False, environment={"NCCL_DEBUG": "INFO"}))
+
+
+def test_against_names_what_differs(config: BenchConfig) -> None:
+    run_bench(config)
+    changed = dataclasses.replace(config, against=config.out, max_new_tokens=9, limit=3)
+    result = run_bench(changed)
+    assert result["against"]["settings"] == ["max_new_tokens 9, before 12", "limit 3, before None", "other prompts"]
+    assert "of other settings: max_new_tokens 9, before 12" in table(result)
+
+
+def test_secrets_are_in_no_file_of_a_bench(config: BenchConfig, tmp_path: Path) -> None:
+    run_bench(dataclasses.replace(config, environment={"HF_TOKEN": "hf_very_secret", "NCCL_DEBUG": "INFO"}))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"NCCL_DEBUG" in path.read_bytes() for path in files)
+    assert not [path for path in files if b"hf_very_secret" in path.read_bytes()]
 
 
 def test_live_conversations_build_on_the_servers_own_answers(config: BenchConfig, tiny_target: Path) -> None:

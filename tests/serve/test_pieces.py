@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from eyas_contract import InvalidInput
+from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import ServeConfig
 from eyas_serve.acceptance import Acceptance
 from eyas_serve.failures import explain
 from eyas_serve.flags import engine_arguments, engine_environment
 from eyas_serve.handshake import RankStatus, read_all
+from eyas_serve.interpreter import find_interpreter
 from eyas_serve.log import LogReader, last_words
 from eyas_serve.prompts import load_prompts
 
@@ -92,6 +94,30 @@ def test_bad_prompts_are_all_named(tiny_target: Path, tmp_path: Path) -> None:
         assert f"line {number}:" in str(caught.value)
     with pytest.raises(InvalidInput, match=r"tokenizer\.json"):
         load_prompts(file, tmp_path)
+
+
+def test_an_interpreter_is_run_from_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def python(folder: Path) -> Path:
+        (folder / "real").mkdir(parents=True)
+        real, path = folder / "real" / "python", folder / "an-interpreter"
+        real.write_text(f"#!/bin/sh\necho '{json.dumps({'sglang': folder.name, 'torch': None, 'eyas-native': '1'})}' | "
+                        "sed 's/}/, \"plugin\": true}/'\n")
+        real.chmod(0o755)
+        path.symlink_to(real)
+        return path
+
+    here, on_path = python(tmp_path / "here"), python(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{on_path.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("EYAS_ENGINE_PYTHON", raising=False)
+    monkeypatch.chdir(here.parent)
+    given = find_interpreter(Path("./an-interpreter"), "cpu")
+    assert (given.python, given.sglang) == (here, "here")  # the link, not what it points to
+    monkeypatch.chdir(tmp_path)
+    assert find_interpreter(Path("here/an-interpreter"), "cpu").python == here
+    assert find_interpreter(Path("an-interpreter"), "cpu").python == on_path
+    monkeypatch.setenv("EYAS_ENGINE_PYTHON", "./an-interpreter")
+    with pytest.raises(EngineFailure, match="cannot be run"):
+        find_interpreter(None, "cpu")
 
 
 def test_handshake_survives_rubbish(tmp_path: Path) -> None:

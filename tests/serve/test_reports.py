@@ -19,10 +19,10 @@ import pytest
 import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
-from eyas_serve.bench import table
+from eyas_serve.bench_report import table
 from eyas_serve.levels import compare, thin
 from eyas_serve.numbers import acceptance_interval, percentiles, student_t
-from eyas_serve.watch import Alarm, interval, parse
+from eyas_serve.watch import Alarm, Look, WatchConfig, interval, parse, watch
 
 
 def test_interval_covers_the_truth() -> None:
@@ -41,9 +41,19 @@ def test_interval_covers_the_truth() -> None:
     assert acceptance_interval([[1, 2]]) is None
 
 
+def test_no_interval_reaches_below_the_bonus_token() -> None:
+    low, high = acceptance_interval([[9, 1, 0], [2, 1, 7]]) or (0.0, 0.0)
+    assert low == 1.0
+    assert high > 3.0  # a histogram ends at the most that was accepted, not at what could have been
+    low, high = acceptance_interval([[50, 50, 0], [49, 51, 0], [51, 49, 0]]) or (0.0, 0.0)
+    assert 1.0 < low < 1.5 < high < 3.0
+
+
 def test_student_and_percentiles_by_tables() -> None:
-    for freedom, value in ((1, 12.706), (2, 4.303), (5, 2.571), (30, 2.042)):
-        assert student_t(freedom) == pytest.approx(value, rel=2e-3)
+    for freedom, value in ((1, 12.70620), (2, 4.30265), (3, 3.18245), (4, 2.77645), (5, 2.57058), (6, 2.44691),
+                           (7, 2.36462), (10, 2.22814), (30, 2.04227), (31, 2.03951), (60, 2.00030), (120, 1.97993)):
+        assert student_t(freedom) == pytest.approx(value, rel=1e-5)
+    assert student_t(3, 0.99) == pytest.approx(5.84091, rel=1e-5)
     assert percentiles([4.0, 1.0, 3.0, 2.0]) == pytest.approx({"mean": 2.5, "p50": 2.5, "p90": 3.7, "p99": 3.97})
     assert percentiles([]) is None
 
@@ -130,6 +140,26 @@ def test_metrics_of_two_replicas() -> None:
     assert interval(first, later) == (150, 2.5)
     with pytest.raises(EngineFailure, match="no metric"):
         parse("python_info 1", 0.0)
+
+
+def test_a_restart_is_no_negative_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(as_json: bool) -> list[str]:
+        said: list[str] = []
+        looks = iter([Look(float(i), tokens, tokens / 2, 1.0, 0, 0, 0) for i, tokens in enumerate((90, 100, 40, 60))])
+        monkeypatch.setattr("eyas_serve.watch.look", lambda client: next(looks))
+        watch(WatchConfig("http://nowhere", every=0, looks=3, patience=2), said.append, as_json)
+        return said
+
+    rows = [json.loads(line) for line in told(as_json=True)]
+    assert [row["tokens_per_second"] for row in rows] == [10.0, None, 20.0]
+    assert [row["restarted"] for row in rows] == [False, True, False]
+    assert [row["alarm"] for row in rows] == [False] * 3  # the looks before the restart were another server's
+    first, second, restart, third = told(as_json=False)
+    assert "10.0 tokens/s" in first
+    assert " - tokens/s" in second
+    assert restart.startswith("RESTART")
+    assert "20.0 tokens/s" in third
+    assert interval(Look(0, 9, 4, None, 0, 0, 0), Look(1, 3, 1, None, 0, 0, 0)) == (None, None)
 
 
 def test_alarm_needs_patience_and_traffic() -> None:

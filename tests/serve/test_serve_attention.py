@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas_serve.bench import Run
 from eyas_serve.client import Client, Generation
 from eyas_serve.config import BenchConfig
+from eyas_serve.measure import Run
 from eyas_serve.prompts import Prompt
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

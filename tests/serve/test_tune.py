@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tyro
 
 import tiny
 from eyas_contract import EngineFailure, InvalidInput
-from eyas_contract.commands import load_toml
+from eyas_contract.commands import expand_config, load_toml
 from eyas_serve import ServeConfig, tune
-from eyas_serve.bench import Run
+from eyas_serve.cli import COMMANDS
 from eyas_serve.client import Client, Generation
-from eyas_serve.config import TuneConfig
+from eyas_serve.config import LaunchConfig, TuneConfig
+from eyas_serve.measure import Run
 from eyas_serve.prompts import Prompt
 from eyas_serve.tune import Kept, Shape, advise, as_toml, parse_shapes, run_tune, tune_table
 
@@ -82,6 +84,21 @@ def test_toml_is_a_launch_config(tmp_path: Path) -> None:
     assert loaded["extra"] == config.extra
     assert "port" not in loaded
     assert loaded["num_draft_tokens"] == 6
+
+
+def test_its_toml_is_taken_by_the_command(tmp_path: Path) -> None:
+    config = ServeConfig(target=tmp_path / "a \U0001f600", draft=tmp_path, extra="--attention-backend triton",
+                         environment={"HF_TOKEN": "hf_very_secret", "NCCL_DEBUG": "INFO"})
+    path = tmp_path / "serve.toml"
+    path.write_text(as_toml(config), encoding="utf-8")
+    assert "hf_very_secret" not in path.read_text(encoding="utf-8")
+    assert "# HF_TOKEN is left out" in path.read_text(encoding="utf-8")
+    words = expand_config(["launch", "--config", str(path)], COMMANDS)
+    launched = tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), args=words)
+    assert isinstance(launched, LaunchConfig)
+    for name in ("target", "draft", "extra"):
+        assert getattr(launched, name) == getattr(config, name)
+    assert launched.environment == {"NCCL_DEBUG": "INFO"}
 
 
 def test_against_a_scripted_engine(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path) -> None:

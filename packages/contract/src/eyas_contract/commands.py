@@ -32,7 +32,7 @@ def expand_config(argv: Sequence[str], commands: Mapping[str, type]) -> list[str
     Raises:
         InvalidInput: unreadable file, or keys that the command does not know (all named).
     """
-    words = list(argv)
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else (word,))]
     if "--config" not in words or not words or words[0] not in commands:
         return words
     at = words.index("--config")
@@ -51,7 +51,10 @@ def load_toml(config: type, path: Path) -> dict[str, Any]:
     """
     assert dataclasses.is_dataclass(config)
     nested = _nested(config)
-    known = {field.name for field in dataclasses.fields(config)}.union(*nested.values())
+    hints = typing.get_type_hints(config, include_extras=True)
+    # What a command takes by its place among the words (tyro marks it by an annotation) has no flag to stand for it.
+    by_place = {name for name, hint in hints.items() if typing.get_origin(hint) is typing.Annotated}
+    known = {field.name for field in dataclasses.fields(config)}.union(*nested.values()) - by_place
     wanted = f"a TOML file with keys of {sorted(known)}"
     if not path.is_file():
         raise InvalidInput(str(path), "no such file", wanted, "Check the path given to --config.")
@@ -92,7 +95,7 @@ def _as_flags(key: str, value: Any) -> list[str]:
         return [f"--{name}", *map(str, value)]
     if isinstance(value, dict):
         return [f"--{name}", *(str(word) for pair in value.items() for word in pair)]
-    return [f"--{name}", str(value)]
+    return [f"--{name}={value}"]  # one word: the value itself may begin with a dash
 
 
 def save_config(config: Any, folder: Path, name: str = "config.resolved.json") -> None:

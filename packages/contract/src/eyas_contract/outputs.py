@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -26,6 +27,26 @@ def require_own(folder: Path, ours: Collection[str], wanted: str) -> None:
     if strangers:
         more = f" and {len(strangers) - 5} more" if len(strangers) > 5 else ""
         raise InvalidInput(str(folder), f"not empty: {', '.join(strangers[:5])}{more}", wanted, "Give another --out.")
+
+
+def require_place(path: Path, wanted: str, taken: Collection[str] = ()) -> None:
+    """Make the folder of a file that long work will write at its end, so that it does not end for nothing.
+
+    Args:
+        taken: suffixes that files beside it will have.
+
+    Raises:
+        InvalidInput: a folder in its place, one of those suffixes, or a folder that nothing can be written to.
+    """
+    found = "a folder" if path.is_dir() else f"a name that ends in {path.suffix}" if path.suffix in taken else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = f"in a folder that cannot be made ({error.strerror})"
+    if not found and not os.access(path.parent, os.W_OK):
+        found = "in a folder that cannot be written to"
+    if found:
+        raise InvalidInput(str(path), found, wanted, "Give another place.")
 
 
 def with_temporary(*names: str) -> set[str]:

@@ -12,7 +12,8 @@ import tyro
 
 from eyas_contract.commands import expand_config, run_command
 from eyas_contract.errors import EyasError
-from eyas_serve.bench import run_bench, table
+from eyas_serve.bench import run_bench
+from eyas_serve.bench_report import table
 from eyas_serve.config import BenchConfig, LaunchConfig, TuneConfig
 from eyas_serve.events import Listener, as_json, as_lines
 from eyas_serve.preflight import PreflightConfig, ReadLogConfig, preflight, read_log

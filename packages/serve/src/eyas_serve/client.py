@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import httpx
 
-from eyas_contract import EngineFailure
+from eyas_contract import EngineFailure, InvalidInput
 
 CLOSING = 3.0  # seconds for the connections to close
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")  # newest name first
@@ -37,10 +38,22 @@ class Generation:
 
 
 class Client:
-    """A server at a URL. Greedy requests by token ids, so that no tokenizer stands between two servers' outputs."""
+    """A server at a URL. Greedy requests by token ids, so that no tokenizer stands between two servers' outputs.
 
-    def __init__(self, url: str, timeout: float = 600.0, api_key: str = "") -> None:
-        self.url = url.rstrip("/")
+    Attributes:
+        look: whoever waits for answers calls this meanwhile; it raises where the server is known to be dead, which a
+            request in flight may not notice before its timeout.
+
+    Raises:
+        InvalidInput: a key that no HTTP header can hold.
+    """
+
+    def __init__(self, url: str, timeout: float = 600.0, api_key: str = "",
+                 look: Callable[[], None] = lambda: None) -> None:
+        self.url, self.look, api_key = url.rstrip("/"), look, api_key.strip()
+        if not api_key.isascii() or len(api_key.split()) > 1:  # httpx's own complaint would show it
+            raise InvalidInput("API key", "spaces within it, or letters beyond ASCII", "one word, by HTTP",
+                               "Check the file or the variable that holds it.")
         # Explicit transport: proxies of the environment have no business with a server on this machine.
         self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=httpx.HTTPTransport(
             limits=httpx.Limits(max_connections=None)),
@@ -103,11 +116,7 @@ class Client:
         if response.status_code != 200:
             raise EngineFailure(self.url, f"HTTP {response.status_code}: {response.text[:500]}",
                                 f"an answer to a prompt of {len(input_ids)} tokens", "See the server's log.")
-        seconds, plain = time.perf_counter() - start, response.json()
-        meta = plain["meta_info"]
-        histogram = next((meta[name] for name in HISTOGRAMS if name in meta), ())
-        return Generation(tuple(plain["output_ids"]), tuple(histogram), seconds,
-                          str((meta.get("finish_reason") or {}).get("type", "")))
+        return self._answer(response.json(), time.perf_counter() - start, None)
 
     def stream(self, input_ids: list[int], max_new_tokens: int) -> Generation:
         """As `generate`, streamed, to know when the first token came; only the last event is parsed.
@@ -135,10 +144,22 @@ class Client:
         if "output_ids" not in plain or not plain["meta_info"].get("finish_reason"):
             raise EngineFailure(self.url, f"a stream that ended early: {last[:200]!r}", "a whole answer",
                                 "See the server's log.")
-        meta = plain["meta_info"]
+        return self._answer(plain, seconds, first)
+
+    def _answer(self, plain: dict[str, Any], seconds: float, first: float | None) -> Generation:
+        """SGLang's answer as ours. An aborted one is none, though it comes with status 200 where it is streamed."""
+        ids, meta = tuple(plain["output_ids"]), plain["meta_info"]
+        finish = meta.get("finish_reason") or {}
+        counted = meta.get("completion_tokens", len(ids))
+        if finish.get("type") not in ("stop", "length"):
+            raise EngineFailure(self.url, f"an answer that ended by {finish.get('type')}: {finish.get('message')}",
+                                "one that ends by itself or at its length", "See the server's log.")
+        if counted != len(ids):
+            raise EngineFailure(self.url, f"{len(ids)} of an answer's {counted} tokens in its last event",
+                                "all of them", "Serve without --incremental-streaming-output, or measure with "
+                                "--no-stream.")
         histogram = next((meta[name] for name in HISTOGRAMS if name in meta), ())
-        return Generation(tuple(plain["output_ids"]), tuple(histogram), seconds, str(meta["finish_reason"]["type"]),
-                          first)
+        return Generation(ids, tuple(histogram), seconds, str(finish["type"]), first)
 
     def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
         try:

@@ -15,28 +15,41 @@ def acceptance_interval(histograms: Sequence[Sequence[int]]) -> tuple[float, flo
     """95 % interval of the acceptance length over requests; None for fewer than two with rounds.
 
     Rounds of one request are alike, so the request is the unit: the ratio of sums, its variance by the delta method,
-    Student's t.
+    Student's t. No length is below 1, a round's bonus token.
     """
     each = [Acceptance(tuple(row)) for row in histograms if sum(row)]
     if len(each) < 2:
         return None
-    count, length = len(each), Acceptance.of(row.histogram for row in each).length
+    whole = Acceptance.of(row.histogram for row in each)
+    count, length = len(each), whole.length
     mean_rounds = sum(row.rounds for row in each) / count
     residuals = sum((row.rounds + row.accepted - length * row.rounds) ** 2 for row in each)
-    error = math.sqrt(residuals / (count - 1) / count) / mean_rounds
-    return length - student_t(count - 1) * error, length + student_t(count - 1) * error
+    reach = student_t(count - 1) * math.sqrt(residuals / (count - 1) / count) / mean_rounds
+    return max(length - reach, 1.0), length + reach
 
 
 def student_t(freedom: int, level: float = LEVEL) -> float:
-    """Two-sided quantile of Student's t: exact for 1 and 2 degrees, then Cornish and Fisher's expansion."""
-    p = (1 + level) / 2
-    if freedom == 1:
-        return math.tan(math.pi * (p - 0.5))
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z = NormalDist().inv_cdf(p)
-    return (z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3))
+    """Two-sided quantile of Student's t: exact up to 30 degrees, then Cornish and Fisher's expansion."""
+    if freedom > 30:
+        z = NormalDist().inv_cdf((1 + level) / 2)
+        return (z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+                + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3))
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # halves the angle's interval down to the last bit
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mass(freedom, middle) < level else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _mass(freedom: int, angle: float) -> float:
+    """Student's t within +-sqrt(freedom) tan(angle): a finite series (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    cosine, odd = math.cos(angle), freedom % 2
+    term, total = cosine if odd else 1.0, 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= cosine**2 * (power + 1) / (power + 2)
+    inside = math.sin(angle) * total
+    return (angle + inside) * 2 / math.pi if odd else inside
 
 
 def percentiles(values: Sequence[float], shares: Sequence[int] = (50, 90, 99)) -> dict[str, float] | None:

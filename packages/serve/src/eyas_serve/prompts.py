@@ -1,18 +1,17 @@
-"""Prompt files -> token ids, with the target's own tokenizer and chat template (tokenizers + jinja2)."""
+"""Prompt files -> token ids, with the target's own tokenizer and chat template."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer  # type: ignore[import-untyped]
-
 from eyas_contract import InvalidInput
+from eyas_serve.renderer import Renderer
 
 ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 Turns = Literal["last", "live"]
@@ -53,9 +52,9 @@ class Prompt:
         messages = (*self.messages, answer, *self.later[0])
         try:
             rendered = self.renderer.encode(list(messages))
-        except jinja2.TemplateError as error:
-            raise InvalidInput(f"conversation {self.id}", f"the chat template says: {error}",
-                               "a conversation that it renders, by --turns live",
+        except InvalidInput as error:
+            raise InvalidInput(f"conversation {self.id}", error.found,
+                               "a conversation that the template renders, by --turns live",
                                "Remove it, or ask only last turns.") from error
         return Prompt(self.ids[1], rendered, self.data_set, self.later[1:], messages, self.renderer)
 
@@ -66,12 +65,54 @@ def load_prompts(path: Path, target: Path, limit: int | None = None, turns: Turn
     Raises:
         InvalidInput: unreadable file or tokenizer, or rows that cannot be asked (all named with their line).
     """
+    return _load(path, Renderer(target), limit, turns)
+
+
+def load_data_sets(paths: Sequence[Path], target: Path, limit: int | None = None, turns: Turns = "last"
+                   ) -> list[Prompt]:
+    """Every file's prompts, `limit` of each, under data-set names and ids that no two files share.
+
+    Where files share an id, as they do where rows are numbered, each id gets its data set's name in front.
+
+    Raises:
+        InvalidInput: a file given twice, or whatever `load_prompts` refuses.
+    """
+    names, renderer = data_set_names(paths), Renderer(target)
+    files = [_load(path, renderer, limit, turns) for path in paths]
+    holders = Counter(name for prompts in files for name in {prompt.id for prompt in prompts})
+    shared = max(holders.values(), default=0) > 1
+    return [replace(prompt, data_set=name, id=f"{name}/{prompt.id}" if shared else prompt.id)
+            for name, prompts in zip(names, files, strict=True) for prompt in prompts]
+
+
+def data_set_names(paths: Sequence[Path]) -> list[str]:
+    """The files' stems, with as many of their folders before as tell them apart; at last the whole path.
+
+    Never `all`: that is a report's row over all data sets.
+
+    Raises:
+        InvalidInput: a file given twice.
+    """
+    # Not resolved: a file behind a symbolic link is known by the link's name.
+    absolute = [Path(os.path.normpath(path.absolute())) for path in paths]
+    twice = [str(path) for path, count in Counter(absolute).items() if count > 1]
+    if twice:
+        raise InvalidInput(", ".join(twice), "given more than once", "each file of prompts once, for its numbers go "
+                           "under its name", "Leave out the repetition.")
+    parts = [(*path.parent.parts[1:], path.stem) for path in absolute]
+    return [next(("/".join(own[-depth:]) for depth in range(1, len(own) + 1)
+                  if own[-depth:] != ("all",) and [other[-depth:] for other in parts].count(own[-depth:]) == 1),
+                 str(path)) for path, own in zip(absolute, parts, strict=True)]
+
+
+def _load(path: Path, renderer: Renderer, limit: int | None, turns: Turns) -> list[Prompt]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: it also splits at U+2028, U+0085 and others that a JSON string may hold as they are.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(str(path), f"unreadable ({error})", "JSONL with one conversation a line",
                            "Check the path.") from error
-    renderer, prompts, faults = Renderer(target), list[Prompt](), list[str]()
+    prompts, faults = list[Prompt](), list[str]()
     for number, line in enumerate(lines, 1):
         if limit is not None and len(prompts) >= limit:
             break
@@ -87,8 +128,8 @@ def load_prompts(path: Path, target: Path, limit: int | None = None, turns: Turn
                 first, *later = _questions(messages)
                 prompts.append(Prompt(f"{name}/1", renderer.encode(list(first)), path.stem, tuple(later), first,
                                       renderer))
-        except (ValueError, jinja2.TemplateError) as error:
-            faults.append(f"line {number}: {error}")
+        except ValueError as error:
+            faults.append(f"line {number}: {error.found if isinstance(error, InvalidInput) else error}")
     if faults or not prompts:
         raise InvalidInput(str(path), "; ".join(faults[:20]) or "no prompt", "conversations with a user turn, as "
                            "`messages` or `conversations`", "Correct or remove these lines.")
@@ -125,55 +166,3 @@ def _questions(messages: list[dict[str, str]]) -> list[Messages]:
         elif parts[-1]:
             parts.append([])
     return [tuple(part) for part in parts if part]
-
-
-class Renderer:
-    """A model folder's chat template and tokenizer.
-
-    Raises:
-        InvalidInput: the folder lacks either.
-    """
-
-    def __init__(self, target: Path) -> None:
-        wanted = "a target folder with tokenizer.json and a chat template"
-        tokenizer, settings = target / "tokenizer.json", _read_settings(target / "tokenizer_config.json")
-        if not tokenizer.is_file():
-            raise InvalidInput(str(tokenizer), "no such file", wanted, "Save the tokenizer beside the model.")
-        self.tokenizer = Tokenizer.from_file(str(tokenizer))
-        file = target / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
-        if not isinstance(source, str):
-            raise InvalidInput(str(target), "no chat template", wanted, "Save the tokenizer with its template.")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                    extensions=["jinja2.ext.loopcontrols"])
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        environment.globals["raise_exception"] = _raise_exception
-        self.template = environment.from_string(source)
-        self.special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token")}
-
-    def encode(self, messages: list[dict[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation with the assistant's turn opened."""
-        text = self.template.render(messages=messages, add_generation_prompt=True, **self.special)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """An answer's text, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(str(path), f"not JSON ({error})", "a tokenizer's settings", "Restore the file.") from error
-    return settings if isinstance(settings, dict) else {}
-
-
-def _text(token: Any) -> str:
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import atexit
+import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from eyas_contract import EngineFailure
 from eyas_contract.checkpoint_files import weight_sizes
-from eyas_contract.commands import duration, save_config
+from eyas_contract.commands import duration
+from eyas_contract.contract import write_text_atomic
 from eyas_serve import processes, proof
 from eyas_serve.api_key import read_key, write_engine_config
-from eyas_serve.before_start import check_draft, choose_port, cores, network_remarks
+from eyas_serve.before_start import check_draft, choose_port, cores, network_remarks, own
 from eyas_serve.child import Child
 from eyas_serve.client import Client
 from eyas_serve.config import ServeConfig
 from eyas_serve.events import Event, Listener, as_lines, into_file
 from eyas_serve.flags import MODULE, engine_arguments, engine_environment
+from eyas_serve.in_flight import in_flight
 from eyas_serve.interpreter import Interpreter, find_interpreter
 from eyas_serve.log_writer import put_aside
 from eyas_serve.progress import Progress
-from eyas_serve.record import write_record
+from eyas_serve.record import recorded, write_record
 from eyas_serve.verdicts import judge
 
 POLL = 0.2  # seconds
@@ -56,6 +59,7 @@ class Server:
         self.url = ""
         self.acceptance_length: float | None = None
         self._key_file: Path | None = None
+        self._lock: TextIO | None = None  # held while the folder is ours
 
     def __enter__(self) -> Server:
         return self.start()
@@ -89,7 +93,7 @@ class Server:
         self.url = f"http://{_reachable(config.host)}:{port}"
         self.tell("start", f"SGLang {self.engine.sglang} on {config.host}:{port}, log {self.log}", url=self.url,
                   log=str(self.log), command=command)
-        self.client = Client(self.url, api_key=key)
+        self.client = Client(self.url, api_key=key, look=self.look)
         self.started, self._oom_kills = time.monotonic(), processes.oom_kills()
         atexit.register(self.stop)  # a signal between the end of this method and the caller's `with` body
         try:
@@ -118,6 +122,8 @@ class Server:
             self.client.close()
             self.tell("stopped")
         self._forget_key_file()
+        if self._lock is not None:
+            self._lock.close()
         atexit.unregister(self.stop)
 
     def watch(self) -> None:
@@ -128,7 +134,7 @@ class Server:
         """
         try:
             while True:
-                self._look()
+                self.look()
                 time.sleep(POLL)
         except EngineFailure as error:
             self.stop(grace=0.0)
@@ -139,10 +145,12 @@ class Server:
         self.run_dir = self.config.run_dir or Path(tempfile.mkdtemp(prefix="eyas-serve-"))
         self.log, self.status_dir = self.run_dir / "server.log", self.run_dir / "ranks"
         self.status_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = own(self.run_dir)
         put_aside(self.log)
         for old in self.status_dir.iterdir():
             old.unlink()
-        save_config(self.config, self.run_dir)
+        write_text_atomic(self.run_dir / "config.resolved.json",
+                          json.dumps(recorded(self.config), indent=1, sort_keys=True) + "\n")
         events = self.run_dir / "events.jsonl"
         events.unlink(missing_ok=True)
         self.listeners.append(into_file(events))
@@ -160,13 +168,13 @@ class Server:
             "target": weight_sizes(self.config.target), "draft": draft})
         self._stalls, self._uses, self._used_at = 0, dict[int, processes.Use | None](), time.monotonic()
         while True:
-            self._look()
+            self.look()
             if self.progress.log.plugin_fault:
                 raise self._failure(self.progress.log.plugin_fault, "the guard inside SGLang",
                                     "Without it nothing would be checked. See the log.")
             self._check_stall()
             if self.client.healthy():
-                self._look()
+                self.look()
                 if self.progress.all_ready():
                     for remark in self.progress.remarks():
                         self.tell("remark", f"guard, report only: {remark}")
@@ -176,7 +184,7 @@ class Server:
                                     "The plug-in was not loaded: is SGLANG_PLUGINS set without eyas_serve?")
             time.sleep(POLL)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Tell what is new; raise where the engine died, lost a rank, or was refused by the guard."""
         assert self.child is not None
         lines = self.progress.poll()
@@ -233,11 +241,15 @@ class Server:
             self.tell("ready", f"READY after {seconds}: node {self.config.node_rank} serves node 0", url=self.url)
             return
         self.tell("progress", "warm-up: first generation", phase="warm-up", seconds=0, ranks=[])
+        def look() -> None:
+            self.look()
+            self._check_stall()
+
         try:
-            first = proof.prove(self.client, self.config)
+            [first] = in_flight(lambda config: proof.prove(self.client, config), [self.config], 1, look)
         except EngineFailure as error:
-            time.sleep(POLL)
-            self._look()
+            if error.where != self.url:  # already whose verdict it is
+                raise
             raise self._failure(error.found, error.wanted, error.remedy) from error
         note, room = "", self.client.room
         if self.config.draft is not None:

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from eyas_contract import EngineFailure, InvalidInput
-from eyas_contract.commands import plain_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines.sglang import server_flags
-from eyas_contract.outputs import set_aside
-from eyas_serve.bench import Run, measure
+from eyas_contract.outputs import require_place, set_aside
 from eyas_serve.client import Client
 from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig, with_room
 from eyas_serve.levels import Arm, Row, crowded, summarise_level
+from eyas_serve.measure import Run, measure
 from eyas_serve.prompts import Prompt, load_prompts
+from eyas_serve.record import SECRET, recorded
 from eyas_serve.server import Server
 
 ALONE = "none"
@@ -102,7 +102,8 @@ def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: No
         raise InvalidInput("eyas-serve tune", f"concurrencies {levels}, draft {config.draft}",
                            "a draft, and one or more concurrencies of 1 or more", "Correct the flags.")
     config = with_room(config, levels)
-    config.out.parent.mkdir(parents=True, exist_ok=True)
+    require_place(config.out, "a JSON file for the report, by --out")
+    require_place(config.serve_toml, "a TOML file for the best settings, by --serve-toml", taken=(config.out.suffix,))
     kept = Kept(config, levels, report)
     last_alone = max(i for i, shape in enumerate(shapes) if is_alone(shape.name))
     for i, shape in enumerate(shapes):
@@ -113,13 +114,12 @@ def run_tune(config: TuneConfig, report: Callable[[str], None] = lambda line: No
             if i == last_alone and not kept.rows:
                 raise
             report(f"{shape.name} left out: {error}")
-    result = kept.write(complete=True)
-    best = result["advice"][str(levels[0])]["best"]
+    best = kept.write()["advice"][str(levels[0])]["best"]
     chosen = next(shape for shape in shapes if shape.name == best)
     for path in set_aside(config.serve_toml):
         report(f"what was {config.serve_toml.name} is now {path}")
     write_text_atomic(config.serve_toml, as_toml(chosen.config(config, None)))
-    return result
+    return kept.write(complete=True)
 
 
 class Kept:
@@ -134,7 +134,7 @@ class Kept:
     def __init__(self, config: TuneConfig, levels: Sequence[int], report: Callable[[str], None]) -> None:
         digest = hashlib.sha256(config.prompts.read_bytes()).hexdigest()
         self.out, self.levels, self.failed = config.out, levels, dict[str, str]()
-        self.settings = json.loads(json.dumps({**plain_config(config), "prompts_sha256": digest}))
+        self.settings = json.loads(json.dumps({**recorded(config), "prompts_sha256": digest}))
         earlier = read_json(self.out, "a report of eyas-serve tune") if self.out.exists() else {}
         goes_on = earlier.get("complete") is False and earlier.get("config") == self.settings
         self.rows: list[Row] = earlier["rows"] if goes_on else []
@@ -228,22 +228,30 @@ def advise(rows: Sequence[Row], levels: Sequence[int]) -> dict[str, Any]:
 def as_toml(config: ServeConfig) -> str:
     """A file for `eyas-serve launch --config`: what differs from the defaults. JSON's scalars are TOML's too.
 
-    Radix cache and metrics are off for measuring alone, and so are not in it.
+    Radix cache and metrics are off for measuring alone, and so are not in it. Nor are variables of the environment that
+    may be secrets: a comment names them.
     """
-    lines = []
+    secrets = sorted(filter(SECRET.search, config.environment))
+    lines = [f"# {name} is left out of the environment: set it where this is launched." for name in secrets]
+    config = dataclasses.replace(config, environment={
+        name: value for name, value in config.environment.items() if name not in secrets})
     for field in dataclasses.fields(ServeConfig):
         value = getattr(config, field.name)
         if value == field.default or field.name in ("port", "run_dir", "radix_cache", "metrics"):
             continue
         plain = str(value.resolve()) if isinstance(value, Path) else value
         if isinstance(plain, (str, int, float)):
-            lines.append(f"{field.name} = {json.dumps(plain)}")
+            lines.append(f"{field.name} = {_scalar(plain)}")
         elif isinstance(plain, (tuple, list)):
-            lines.append(f"{field.name} = {json.dumps(list(plain))}")
+            lines.append(f"{field.name} = {_scalar(list(plain))}")
         elif isinstance(plain, dict) and plain:
-            pairs = ", ".join(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in plain.items())
+            pairs = ", ".join(f"{_scalar(key)} = {_scalar(text)}" for key, text in plain.items())
             lines.append(f"{field.name} = {{{pairs}}}")
     return "\n".join(lines) + "\n"
+
+
+def _scalar(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # TOML knows no surrogate pairs
 
 
 def tune_table(result: dict[str, Any]) -> str:

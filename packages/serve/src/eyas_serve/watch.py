@@ -84,8 +84,18 @@ class Alarm:
         return self.low >= self.patience
 
 
-def interval(before: Look, now: Look) -> tuple[float, float | None]:
-    """Tokens/s and acceptance length between two looks: the engine's own average, else tokens over rounds."""
+def restarted(before: Look, now: Look) -> bool:
+    """Whether a counter went back: the server, or one of its replicas, began anew between the two looks."""
+    return now.tokens < before.tokens or now.rounds < before.rounds
+
+
+def interval(before: Look, now: Look) -> tuple[float | None, float | None]:
+    """Tokens/s and acceptance length between two looks: the engine's own average, else tokens over rounds.
+
+    After a restart there are no tokens/s: when the counters began anew is unknown.
+    """
+    if restarted(before, now):
+        return None, now.length
     rate = (now.tokens - before.tokens) / max(now.time - before.time, 1e-9)
     rounds = now.rounds - before.rounds
     return rate, now.length if now.length is not None else (now.tokens - before.tokens) / rounds if rounds > 0 else None
@@ -99,23 +109,33 @@ def watch(config: WatchConfig, say: Callable[[str], None], as_json: bool) -> int
     while True:
         time.sleep(config.every)
         now = look(client)
-        rate, length = interval(before, now)
-        rang, before, seen = alarm.look(length, rate > 0), now, seen + 1
+        anew, (rate, length) = restarted(before, now), interval(before, now)
+        if anew:
+            alarm.low = 0  # what was low was another run of the server
+        rang, before, seen = alarm.look(length, bool(rate)), now, seen + 1
         if as_json:
             say(json.dumps({"time": time.time(), "tokens_per_second": rate, "acceptance_length": length,
-                            "running": now.running, "queued": now.queued, "kv_usage": now.cache, "alarm": rang}))
+                            "running": now.running, "queued": now.queued, "kv_usage": now.cache, "alarm": rang,
+                            "restarted": anew}))
         else:
-            shown = "-" if length is None else f"{length:.2f}"
-            say(f"{time.strftime('%H:%M:%S')}  {rate:9.1f} tokens/s  acceptance length {shown:>5}  {now.running:.0f} "
-                f"running, {now.queued:.0f} queued, KV cache {100 * now.cache:.0f} % full")
+            _say_look(say, now, rate, length)
+            if anew:
+                say("RESTART: the server's counters went back: it was started anew since the look before. When is "
+                    "unknown, so this look has no tokens/s.")
             if rang:
-                say(f"ALARM: acceptance length {shown} below {config.floor:.2f} for {alarm.low} looks: have the chat "
-                    "template, the tokenizer, the target or the prompts changed? `eyas-serve probe` says whether the "
-                    "draft is well.")
+                say(f"ALARM: acceptance length {length:.2f} below {config.floor:.2f} for {alarm.low} looks: have the "
+                    "chat template, the tokenizer, the target or the prompts changed? `eyas-serve probe` says whether "
+                    "the draft is well.")
         if rang and config.stop_on_alarm:
             return ALARM
         if config.looks and seen >= config.looks:
             return 0
+
+
+def _say_look(say: Callable[[str], None], now: Look, rate: float | None, length: float | None) -> None:
+    speed, shown = "-" if rate is None else f"{rate:.1f}", "-" if length is None else f"{length:.2f}"
+    say(f"{time.strftime('%H:%M:%S')}  {speed:>9} tokens/s  acceptance length {shown:>5}  {now.running:.0f} "
+        f"running, {now.queued:.0f} queued, KV cache {100 * now.cache:.0f} % full")
 
 
 def look(client: Client) -> Look:
