@@ -14,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eyas_contract import CorruptFile, EyasError, InvalidInput
+import samples
+from eyas_contract import Contract, CorruptFile, EyasError, InvalidInput
+from eyas_contract.canonical import to_plain
 from eyas_contract.checkpoint_files import read_checkpoint
-from eyas_contract.engines import check
+from eyas_contract.engines import check, render
 from eyas_contract.safetensors_header import read_header, read_values
 
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -59,6 +61,7 @@ BROKEN: dict[str, bytes] = {
     "strange dtype": raw(json.dumps({"a": entry(0, 4, dtype="Q9")}), 4),
     "dtype a list": raw(json.dumps({"a": entry(0, 4, dtype=["U8"])}), 4),
     "metadata of numbers": raw(json.dumps({"__metadata__": {"a": 1}})), "tensor no object": raw('{"a":3}'),
+    "half a surrogate": raw(json.dumps({"\ud800x": entry(0, 4)}), 4),
     "half a byte": raw(json.dumps({"a": entry(0, 1, [3], "F4")}), 1),
 }
 
@@ -175,6 +178,29 @@ def test_a_config_that_is_none(text: str, folder: Path, target: Path) -> None:
         (place / "config.json").write_bytes(kept)
 
 
+@pytest.mark.parametrize("text", ["{", "[]", DEEP, "\ud800"])
+def test_a_tokenizers_config_that_is_none(text: str, folder: Path, target: Path) -> None:
+    (target / "tokenizer_config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InvalidInput, match=r"tokenizer_config\.json"):
+        check(folder, target)
+
+
+@pytest.mark.parametrize("changes", [{"num_kv_heads": 0}, {"num_heads": 0}, {"rms_norm_eps": 10**400}])
+def test_a_contract_of_impossible_numbers(changes: dict[str, int], folder: Path, target: Path) -> None:
+    plain = to_plain(samples.contract())
+    plain["draft"] |= changes
+    (folder / "contract.json").write_text(json.dumps(plain))
+    with pytest.raises(InvalidInput):
+        Contract.load(folder)
+    assert "contract-unreadable" in {f.code for f in check(folder, target)}
+
+
+def test_half_a_surrogate_can_be_printed(folder: Path, target: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(drafts.draft(architectures=["\ud800"]).config))
+    assert "\\ud800" in render(check(folder, target)).encode("utf-8").decode("utf-8")
+    str(InvalidInput("\ud800", "a", "b", "c")).encode("utf-8")
+
+
 def test_a_config_of_gigabytes(folder: Path, target: Path) -> None:
     with (folder / "config.json").open("r+b") as sink:
         sink.truncate(2**33)
@@ -198,9 +224,10 @@ def test_a_map_of_gigabytes_is_not_read(folder: Path, target: Path) -> None:
 JSON = st.recursive(st.none() | st.booleans() | st.integers(-10, 10**6) | st.floats() | st.text(max_size=8),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
                     max_leaves=6)
-KEYS = sorted(set(drafts.draft().config) | {"rope_parameters", "num_aux_hidden_states", "fc_norm", "norm_before_fc",
-                                            "target_hidden_size", "quantization_config", "transformer_layer_config",
-                                            "eagle_aux_hidden_state_layer_ids", "attention_bias"})
+KEYS = sorted(set(drafts.draft().config) | {
+    "rope_parameters", "num_aux_hidden_states", "fc_norm", "norm_before_fc", "target_hidden_size", "attention_bias",
+    "quantization_config", "transformer_layer_config", "eagle_aux_hidden_state_layer_ids", "partial_rotary_factor",
+    "intermediate_size_mlp"})
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

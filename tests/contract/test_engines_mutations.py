@@ -69,6 +69,8 @@ HARMFUL: list[tuple[str, str, Change]] = [
     ("final norm as ln_f", "tensor-dropped", renamed("norm.", "ln_f.")),
     ("head as output", "tensor-dropped", renamed("lm_head.", "output.")),
     ("prefix draft.", "tensor-dropped", renamed("midlayer.", "draft.midlayer.")),
+    ("Llama 4's other width", "tensor-shape", lambda f: f.config.update(model_type="llama4_text",
+                                                                       intermediate_size_mlp=256)),
     ("extra tensor", "tensor-dropped", tensor("input_norm.weight", ones(192))),
     ("bias of q_proj", "tensor-dropped", tensor("midlayer.self_attn.q_proj.bias", ones(64))),
     ("layer twice", "tensor-twice", tensor("layers.0.self_attn.q_proj.weight", bf16([64, 128]))),
@@ -242,6 +244,9 @@ HARMLESS: list[tuple[str, Change]] = [
     ("model.layers.0", renamed("midlayer.", "model.layers.0.")),
     ("model. before fc", renamed("fc.", "model.fc.")),
     ("model. before norm", renamed("norm.", "model.norm.")),
+    ("Llama 4's width of the feed-forward", lambda f: f.config.update(
+        model_type="llama4_text", intermediate_size=64, intermediate_size_mlp=128)),
+    ("a table of rope", tensor("midlayer.self_attn.rotary_emb.inv_freq", bf16([8]))),
     ("own embedding", tensor("embed_tokens.weight", bf16([256, 64]))),
     ("no t2d", without("t2d")),
     ("t2d as bytes", lambda f: setattr(f.tensors["t2d"], "dtype", "U8")),

@@ -10,7 +10,7 @@ import drafts
 import pytest
 from drafts import Folder, bf16, ones
 
-from eyas_contract import CaptureSpec, Contract, DraftSpec, Rope, TargetSpec, VocabMap, store_tensors
+from eyas_contract import CaptureSpec, Contract, DraftSpec, MlaSizes, Rope, TargetSpec, VocabMap, store_tensors
 from eyas_contract.engines import ServerFlags, check, verdict
 from eyas_contract.engines.checks.capacity import kv_bytes_per_token
 from eyas_contract.engines.hardware import find_gpu
@@ -137,6 +137,38 @@ def test_a_draft_with_its_contract(tmp_path: Path, target: Path) -> None:
     turned = exported(target, made)
     turned.config |= {"rope_theta": 10000.0, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
     assert codes(turned, tmp_path, target) == {"rope-not-as-trained": "error"}
+
+
+@pytest.mark.parametrize("changes", [
+    {"rms_norm_eps": 1e-2}, {"norm_output": True}, {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8}])
+def test_a_config_that_contradicts_its_contract(changes: dict[str, object], tmp_path: Path, target: Path) -> None:
+    folder = exported(target, contract(target))
+    folder.config |= changes
+    findings = [f for f in check(folder.write(tmp_path / "draft"), target) if f.severity != "note"]
+    assert [f.code for f in findings] == ["config-not-as-trained"]
+    assert all(f"{key} {value}" in findings[0].found for key, value in changes.items())
+
+
+def test_every_contradiction_of_an_mla_config_is_in_one_finding(tmp_path: Path, kimi: Path) -> None:
+    sizes = MlaSizes(q_lora_rank=48, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+    spec, folder = TargetSpec.from_folder(kimi), drafts.mla_draft()
+    draft = DraftSpec("mla", 1, 64, 128, 4, 4, 24, 64, 3, 256, 256, 4096, spec.rope, 1e-5, "silu", False, False, False,
+                      "bfloat16", sizes)
+    made = Contract(spec, CaptureSpec((1, 5, 8), 64, "pre_norm", store_tensors("BF16"), 1024), None, draft)
+    folder.files["contract.json"] = made.save(tmp_path).read_text()
+    assert codes(folder, tmp_path, kimi) == {}
+    folder.config |= {"qk_nope_head_dim": 8, "v_head_dim": 24, "rms_norm_eps": 1e-6}
+    found = {f.code: f.found for f in check(folder.write(tmp_path / "draft"), kimi)}["config-not-as-trained"]
+    assert found == "rms_norm_eps 1e-06; qk_nope_head_dim 8; v_head_dim 24"
+
+
+def test_a_share_of_rotation_written_outside_of_the_rope(tmp_path: Path, target: Path) -> None:
+    folder = exported(target, contract(target))
+    folder.config["partial_rotary_factor"] = 0.5
+    assert codes(folder, tmp_path, target) == {"rope-not-as-trained": "error"}
+    half = drafts.target(partial_rotary_factor=0.5).write(tmp_path / "half")
+    assert codes(drafts.draft(partial_rotary_factor=0.5), tmp_path / "other", half) == {}
+    assert codes(drafts.draft(partial_rotary_factor=0.5), tmp_path / "other", target) == {"rope-differs": "warning"}
 
 
 @pytest.mark.parametrize(("code", "severity", "changes"), [

@@ -17,6 +17,7 @@ from drafts import Tensor
 from eyas_contract import CorruptFile, EyasError, InvalidInput
 from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.engines import check, verdict
+from eyas_contract.fingerprint import weights_fingerprint
 from eyas_contract.torch_zip import read_torch_zip
 
 DTYPES = {"BF16": torch.bfloat16, "I64": torch.int64, "BOOL": torch.bool}
@@ -40,6 +41,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return drafts.target().write(tmp_path / "target")
+
+
+def test_a_trainers_arguments_are_no_weights(folder: Path, target: Path) -> None:
+    before = weights_fingerprint(folder)
+    (folder / "training_args.bin").write_bytes(pickle.dumps(io.BytesIO()))
+    assert verdict(check(folder, target)) == "pass"
+    assert weights_fingerprint(folder) == before
 
 
 def test_names_shapes_and_bytes_are_those_of_torch(folder: Path) -> None:

@@ -81,7 +81,11 @@ def _build(kind: Any, plain: Any, path: str, faults: list[str]) -> Any:
             faults.append(f"{path} is {plain!r}, not one of {list(typing.get_args(kind))}")
         return plain
     if kind is float and isinstance(plain, int) and not isinstance(plain, bool):
-        return float(plain)
+        try:
+            return float(plain)
+        except OverflowError:
+            faults.append(f"{path} is a whole number beyond every float")
+            return 0.0
     if not isinstance(plain, kind) or (kind in (int, float) and isinstance(plain, bool)):
         faults.append(f"{path} is {type(plain).__name__}, not {kind.__name__}")
     return plain

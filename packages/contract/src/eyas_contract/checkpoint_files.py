@@ -10,6 +10,7 @@ from eyas_contract.errors import InvalidInput
 from eyas_contract.safetensors_header import MAX_VALUE_BYTES, TensorInfo, read_header
 from eyas_contract.torch_zip import read_torch_zip
 
+NO_WEIGHTS = ("training_args.bin", "optimizer.bin")  # SGLang's `filter_files_not_needed_for_inference`
 INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -21,7 +22,7 @@ def has_weights(folder: Path) -> bool:
 
 def pickled_files(folder: Path) -> list[Path]:
     """Weight files by torch.save, which engines read where there is no safetensors file."""
-    return sorted(folder.glob("*.bin"))
+    return sorted(path for path in folder.glob("*.bin") if not path.name.endswith(NO_WEIGHTS))
 
 
 def require_inside(path: Path, folder: Path) -> None:

@@ -79,6 +79,8 @@ class DraftSpec:
         if self.mla and (self.head_dim, self.num_kv_heads) != (self.mla.qk_head_dim, self.num_heads):
             raise ValueError(f"head_dim {self.head_dim} and num_kv_heads {self.num_kv_heads} in an MLA draft of "
                              f"{self.num_heads} heads of width {self.mla.qk_head_dim}")
+        if self.num_heads < 1 or self.num_kv_heads < 1:
+            raise ValueError(f"num_heads {self.num_heads} and num_kv_heads {self.num_kv_heads}, not both above 0")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         if self.draft_vocab_size > self.target_vocab_size:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def printable(text: str) -> str:
+    """Text that any UTF-8 stream takes: halves of surrogate pairs, which JSON may hold, are written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class EyasError(Exception):
     """Base of every error a user may meet.
 
@@ -20,7 +25,7 @@ class EyasError(Exception):
         self.where, self.found, self.wanted, self.remedy = where, found, wanted, remedy
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.found}. Wanted: {self.wanted}. {self.remedy}"
+        return printable(f"{self.where}: {self.found}. Wanted: {self.wanted}. {self.remedy}")
 
 
 class InvalidInput(EyasError, ValueError):  # noqa: N818 - names what the user gave

@@ -10,6 +10,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from eyas_contract.checkpoint_files import pickled_files
+from eyas_contract.errors import InvalidInput
+
 SAMPLE_BYTES = 64 * 1024
 SAMPLES_PER_FILE = 16
 
@@ -27,26 +30,48 @@ def tokenizer_sha256(folder: Path) -> str:
 
 
 def chat_template(folder: Path) -> str:
-    """The chat template's text: `chat_template.jinja`, else the field of `tokenizer_config.json`; may be empty."""
+    """The chat template's text: `chat_template.jinja`, else the field of `tokenizer_config.json`; may be empty.
+
+    Raises:
+        InvalidInput: a file that is not text, or no JSON object.
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return _text(file)
     config = folder / "tokenizer_config.json"
     if config.is_file():
-        value = json.loads(config.read_text(encoding="utf-8")).get("chat_template", "")
+        try:
+            plain = json.loads(_text(config))
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(config, f"not JSON ({error})") from error
+        if not isinstance(plain, dict):
+            raise _unreadable(config, f"a JSON {type(plain).__name__}")
+        value = plain.get("chat_template", "")
         return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
     return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, f"not UTF-8 ({error})") from error
+
+
+def _unreadable(path: Path, found: str) -> InvalidInput:
+    return InvalidInput(str(path), found, "a tokenizer's file as Hugging Face writes it, by eyas-contract",
+                        "Restore the file.")
 
 
 def chat_template_sha256(folder: Path) -> str:
     """SHA-256 of the chat template's text; empty text where the folder has none."""
     text = chat_template(folder)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest() if text else ""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() if text else ""
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Fingerprint of all `*.safetensors` (else `*.bin`) of a folder; empty where it has no weights."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    """Fingerprint of all `*.safetensors` (else weights in `*.bin`) of a folder; empty where it has none."""
+    files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
     if not files:
         return ""
     hasher = hashlib.sha256()

@@ -78,6 +78,8 @@ def read_header(path: Path) -> Header:
         raise corrupt("metadata that is not text to text")
     tensors = {}
     for name, entry in plain.items():
+        if not _is_text(name):
+            raise corrupt(f"tensor {name!r}, whose name is no text")
         info, fault = _tensor(name, entry, path, 8 + length)
         if info is None:
             raise corrupt(f"tensor {name!r} {fault}")
@@ -97,6 +99,15 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise ValueError("a key stands twice")
     return result
+
+
+def _is_text(name: str) -> bool:
+    """False for half a surrogate pair, which safetensors refuses and no terminal prints."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tensor(name: str, entry: Any, path: Path, base: int) -> tuple[TensorInfo | None, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from eyas_contract import InvalidInput
@@ -16,6 +16,8 @@ from eyas_draft.ops import Ops
 from eyas_draft.pool import ExtendAttention, KvPool
 
 NAME = "eyas_pool"
+POOLED = {"full_attention", "sliding_attention", "chunked_attention", "attention", "moe", "mlp"}
+"""Kinds of layers that keep nothing of earlier tokens but keys and values (of the windowed, `_attend` refuses)."""
 
 
 def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *,
@@ -44,9 +46,13 @@ class TargetModel:
         folder: Hugging Face folder.
         aux_layer_ids: outputs of these decoder layers (0-based) are returned.
         dtype, device: of the weights.
+
+    Raises:
+        InvalidInput: layers that carry a state of their own from token to token, which the pool does not keep.
     """
 
     def __init__(self, folder: Path, aux_layer_ids: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        _require_pooled(folder)
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME)
         self.model.eval().to(device)
         self.dtype, self.device = dtype, device
@@ -91,6 +97,17 @@ class TargetModel:
                          logits_to_keep=rows, eyas_attend=attend)
         aux = torch.cat([self._aux[index][0] for index in self.aux_layer_ids], dim=-1)
         return out.logits[0], aux
+
+
+def _require_pooled(folder: Path) -> None:
+    """Refuse linear attention, Mamba and their like: with no cache given, they begin anew at every pass."""
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    if not kinds:  # Falcon-H1 has both in every layer, and says so by its sizes alone
+        kinds = {name for name in vars(config) if name.startswith(("mamba_", "linear_attn"))}
+    if kinds - POOLED:
+        raise InvalidInput(str(folder), f"layers of {', '.join(sorted(kinds - POOLED))}",
+                           "attention in every layer, by the reference decoder", "Measure this target by serving it.")
 
 
 def _eos_ids(folder: Path, model: Any) -> frozenset[int]:

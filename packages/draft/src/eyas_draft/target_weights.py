@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from eyas_contract import DraftSpec, InvalidInput, TargetSpec, draft_tensors
-from eyas_contract.checkpoint_files import read_checkpoint
-from eyas_contract.safetensors_header import TensorInfo
+from eyas_contract.target import read_config, text_config
+from eyas_contract.target_tensors import TargetTensors
 from eyas_draft.mapped import map_tensor
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16)  # others are codes that mean nothing without their scales
 READERS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")  # the projections of a layer's input
-OTHER_HEADS = ("gemma", "cohere", "granite", "minicpm")  # norm or logits scaled in ways that are not Llama's
+# Families (prefixes of the model type) and config keys that scale or cap the logits.
+SCALED_HEADS = ("baichuan", "cohere", "falcon_h1", "gemma2", "gemma3n", "gemma4", "granite", "grok", "hyperclovax",
+                "minicpm", "recurrent_gemma", "teleflm", "vaultgemma")
+SCALING_KEYS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,10 @@ class TargetWeights:
     Attributes:
         embedding_vh: [V_target, H].
         head_vh: [V_target, H]; the embedding where the two are tied.
-        norm_h: weight of the final norm [H].
+        norm_h: factors of the final norm [H]: its weight, or 1 + weight where the family's norm adds one.
         eps: epsilon of the final norm.
-        last_layer: weights of the last decoder layer by their name within it, e.g. `self_attn.q_proj.weight`.
+        last_layer: weights of the last decoder layer by their name within it, e.g. `self_attn.q_proj.weight`; its
+            norms as `norm_h`.
     """
 
     embedding_vh: Tensor
@@ -41,20 +45,17 @@ class TargetWeights:
         """Read from a Hugging Face folder (memory-mapped until used).
 
         Raises:
-            InvalidInput: tensors missing, or a model family whose norm or head is not Llama's.
+            InvalidInput: tensors missing, or a norm or head that eyas-draft does not compute.
             CorruptFile: a damaged weight file.
         """
-        if spec.model_type.startswith(OTHER_HEADS):
-            raise InvalidInput(str(folder), f"model type {spec.model_type}",
-                               "a target with a plain RMSNorm and head, by eyas-draft",
-                               "This family scales its norm or logits; eyas-draft does not compute it.")
-        tensors = read_checkpoint(folder)
-        embedding = _one(tensors, "embed_tokens.weight", folder)
-        norm = _one(tensors, "model.norm.weight", folder)
-        head = embedding if spec.tie_word_embeddings else _one(tensors, "lm_head.weight", folder)
-        infix = f"layers.{spec.num_layers - 1}."
-        last = {name.split(infix, 1)[1]: map_tensor(info) for name, info in tensors.items() if f".{infix}" in name}
-        return cls(map_tensor(embedding), map_tensor(head), map_tensor(norm), spec.rms_norm_eps, last)
+        _require_plain_head(folder, spec)
+        tensors = TargetTensors(folder, spec)
+        last = {name: map_tensor(info) for name, info in tensors.last_layer().items()}
+        if tensors.adds_one:  # a draft's norms, like Llama's, multiply by the weight itself
+            last |= {name: value.float() + 1 for name, value in last.items() if name.endswith("norm.weight")}
+        norm = map_tensor(tensors.norm())
+        return cls(map_tensor(tensors.embedding()), map_tensor(tensors.head()),
+                   norm.float() + 1 if tensors.adds_one else norm, spec.rms_norm_eps, last)
 
     def normed(self, last_th: Tensor, norm_h: Tensor) -> Tensor:
         """The final norm over pre-norm states [T, H], its weight given on their device; float32 out."""
@@ -62,13 +63,21 @@ class TargetWeights:
         return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * norm_h
 
 
-def _one(tensors: dict[str, TensorInfo], suffix: str, folder: Path) -> TensorInfo:
-    """The only tensor whose dotted name ends in `suffix`, vision towers aside."""
-    names = [n for n in tensors if (n == suffix or n.endswith("." + suffix)) and "vision" not in n]
-    if len(names) != 1:
-        raise InvalidInput(str(folder), f"{len(names)} tensors named *.{suffix}", "exactly one, by eyas-draft",
-                           "Give the folder of a decoder-only language model in safetensors format.")
-    return tensors[names[0]]
+def _require_plain_head(folder: Path, spec: TargetSpec) -> None:
+    """Refuse logits that are more than head(norm(state)), and a norm of unknown epsilon.
+
+    Raises:
+        InvalidInput: with every reason.
+    """
+    config = text_config(read_config(folder))
+    reasons = [f"model type {spec.model_type}"] if spec.model_type.startswith(SCALED_HEADS) else []
+    reasons += [f"{key} {config[key]}" for key in SCALING_KEYS if config.get(key) not in (None, 1)]
+    if config.get("rms_norm_eps") is None:
+        reasons.append("no rms_norm_eps in config.json")
+    if reasons:
+        raise InvalidInput(str(folder), "; ".join(reasons), "a target with an RMSNorm and plain logits, by eyas-draft",
+                           "Take another target; if only rms_norm_eps is missing, and the final norm is an RMSNorm, "
+                           "write its epsilon into config.json.")
 
 
 def initial_from_target(weights: TargetWeights, spec: DraftSpec, draft_ids_v: Tensor) -> dict[str, Tensor]:

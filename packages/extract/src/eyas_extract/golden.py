@@ -10,32 +10,30 @@ from pathlib import Path
 import torch
 
 from eyas_contract import InvalidInput, TargetSpec
-from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.safetensors_header import TensorInfo
 from eyas_contract.target import read_config, text_config
+from eyas_contract.target_tensors import TargetTensors
 from eyas_extract.check import read_tensor
 
 # Mean |difference| of log-probabilities, in nats: rounding of the states and of the engine's logits. SmolLM2 in bf16:
 # 0.017; of the layer before the last 3.2, of the normed state 11, of the row before 7.3.
 TOLERANCE = {"F32": 0.02, "F16": 0.1, "BF16": 0.2, "F8_E4M3": 0.4}
-ADDS_ONE = ("gemma",)  # families whose norm multiplies by 1 + weight
 
 
 class Golden:
     """Final norm and head of a target, read from its checkpoint, in float32 on the CPU.
 
     Raises:
-        InvalidInput: they are not where Hugging Face puts them, or are quantised.
+        InvalidInput: they are not where Hugging Face puts them, are quantised, or the norm is no RMSNorm.
     """
 
     def __init__(self, folder: Path) -> None:
         self.spec, self.config = TargetSpec.from_folder(folder), text_config(read_config(folder))
-        tensors = read_checkpoint(folder)
-        self.norm = _read(folder, tensors, "norm.weight", "layers.").float()
-        if self.spec.model_type.startswith(ADDS_ONE):
+        tensors = TargetTensors(folder, self.spec)
+        self.norm = _read(folder, tensors.norm()).float()
+        if tensors.adds_one:
             self.norm += 1
-        head = "lm_head.weight" if any(n.endswith("lm_head.weight") for n in tensors) else "embed_tokens.weight"
-        self.head = _read(folder, tensors, head, "layers.")
+        self.head = _read(folder, tensors.head())
 
     def logprobs(self, last: torch.Tensor, input_ids: list[int]) -> torch.Tensor:
         """Log-probability of tokens 1, 2, ..., float32 [T - 1], from the last layer's states [T, H] before the norm."""
@@ -63,9 +61,8 @@ class Golden:
         return f"head(norm(last)) gives the engine's log-probabilities within {error:.2g} nats on {len(engine)} tokens"
 
 
-def _read(folder: Path, tensors: dict[str, TensorInfo], suffix: str, without: str) -> torch.Tensor:
-    names = sorted((n for n in tensors if n.endswith(suffix) and without not in n and "vision" not in n), key=len)
-    if not names or tensors[names[0]].dtype not in ("BF16", "F16", "F32"):
-        raise InvalidInput(str(folder), f"no unquantised {suffix}", "the final norm and the head, by the first check",
-                           "This target cannot be checked against its engine.")
-    return read_tensor(tensors[names[0]])
+def _read(folder: Path, info: TensorInfo) -> torch.Tensor:
+    if info.dtype not in ("BF16", "F16", "F32"):
+        raise InvalidInput(str(folder), f"{info.name} in {info.dtype}", "an unquantised final norm and head, by the "
+                           "first check", "This target cannot be checked against its engine.")
+    return read_tensor(info)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from eyas_contract import CorruptFile, InvalidInput, TargetSpec
-from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.engines import Finding
 from eyas_contract.safetensors_header import TensorInfo, read_header
+from eyas_contract.target_tensors import TargetTensors
 from eyas_extract.check import read_tensor
 from eyas_extract.dtypes import TORCH_DTYPES
 
@@ -150,13 +150,15 @@ def _values(path: Path, tensors: dict[str, TensorInfo], hidden: int) -> list[Fin
 def _norm(path: Path, tensors: dict[str, TensorInfo], target: Path, spec: TargetSpec,
           teacher: Path | None) -> tuple[str, list[Finding]]:
     """Whether head(norm(h)) or head(h) chooses the target's own tokens."""
-    weights = read_checkpoint(target) if any(target.glob("*.safetensors")) else {}
-    norm = next((info for name, info in weights.items() if name.endswith("model.norm.weight")), None)
-    wanted_head = "embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
-    head = next((info for name, info in weights.items() if name.endswith(wanted_head)), None)
-    if norm is None or head is None:
+    if not any(target.glob("*.safetensors")):
+        return "not checked", []
+    weights = TargetTensors(target, spec)
+    try:
+        norm, head = weights.norm(), weights.head()
+    except InvalidInput:  # no such tensors, or a norm that is computed otherwise: no proof either way
         return "not checked", []
     states, matrix = read_tensor(tensors[LAST]).float(), read_tensor(head).float()
+    factors = read_tensor(norm).float() + int(weights.adds_one)
     if teacher is not None:
         wanted = torch.tensor(_json(teacher)["top1"])
     else:
@@ -164,7 +166,7 @@ def _norm(path: Path, tensors: dict[str, TensorInfo], target: Path, spec: Target
     rows = min(len(wanted), len(states))
     scaled = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + spec.rms_norm_eps)
     counts = {kind: int(((value[:rows] @ matrix.T).argmax(-1) == wanted[:rows]).sum())
-              for kind, value in (("pre_norm", scaled * read_tensor(norm).float()), ("post_norm", states))}
+              for kind, value in (("pre_norm", scaled * factors), ("post_norm", states))}
     best = max(counts, key=lambda kind: counts[kind])
     facts = f"head(norm(h)) chooses the target's token in {counts['pre_norm']} of {rows} rows, head(h) in " \
             f"{counts['post_norm']}"

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from eyas_contract.errors import printable
+
 Severity = Literal["error", "warning", "note"]
 _ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
@@ -50,4 +52,4 @@ def render(findings: Iterable[Finding]) -> str:
         lines += [f"{f.severity.upper()} {f.code}: {f.where}",
                   f"  found:  {f.found}", f"  wanted: {f.wanted}",
                   f"  then:   {f.consequence}", f"  do:     {f.remedy}"]
-    return "\n".join(lines)
+    return printable("\n".join(lines))

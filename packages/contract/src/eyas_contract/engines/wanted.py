@@ -10,6 +10,7 @@ from typing import Any
 from eyas_contract.engines.loaders import Loader, eagle_config
 
 Shapes = dict[str, tuple[int, ...]]
+LLAMA4_MLP = 16384  # transformers' Llama4TextConfig, where the key is absent
 MLA_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -21,6 +22,18 @@ def head_dim(config: dict[str, Any]) -> int:
 def kv_heads(config: dict[str, Any]) -> int:
     """Number of key and value heads."""
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def num_layers(config: dict[str, Any], loader: Loader) -> int:
+    """Number of decoder layers that the class builds."""
+    return int(config.get("num_hidden_layers") or 1) if loader.multi_layer else 1
+
+
+def mlp_width(config: dict[str, Any], loader: Loader) -> int:
+    """Neurons of the feed-forward; under Llama 4's model type SGLang's Llama class takes them from another key."""
+    if loader.engine == "sglang" and loader.kind == "llama" and config.get("model_type") == "llama4_text":
+        return int(config.get("intermediate_size_mlp") or LLAMA4_MLP)
+    return int(config["intermediate_size"])
 
 
 def target_width(config: dict[str, Any]) -> int:
@@ -58,10 +71,9 @@ def tensors(config: dict[str, Any], loader: Loader) -> Shapes:
         table["input_norm.weight"] = (aux * width,)
     if loader.fc_norm and fc_norm(config, loader):
         table |= {f"fc_norm.{i}.weight": (width,) for i in range(aux)}
-    layers = int(config.get("num_hidden_layers") or 1) if loader.multi_layer else 1
-    for i in range(layers):
+    for i in range(num_layers(config, loader)):
         attention = _mla(config, i) if loader.kind == "mla" else _mha(config, loader, i)
-        table |= {f"layers.{i}.{name}": shape for name, shape in (attention | _rest(config)).items()}
+        table |= {f"layers.{i}.{name}": shape for name, shape in (attention | _rest(config, loader)).items()}
     return table | {"norm.weight": (h,), "lm_head.weight": (head_rows(config), h),
                     "embed_tokens.weight": (config["vocab_size"], h)}
 
@@ -90,7 +102,7 @@ def _mla(config: dict[str, Any], layer: int) -> Shapes:
             "self_attn.o_proj.weight": (h, heads * v)}
 
 
-def _rest(config: dict[str, Any]) -> Shapes:
-    h, inner = config["hidden_size"], config["intermediate_size"]
+def _rest(config: dict[str, Any], loader: Loader) -> Shapes:
+    h, inner = config["hidden_size"], mlp_width(config, loader)
     return {"input_layernorm.weight": (h,), "hidden_norm.weight": (h,), "post_attention_layernorm.weight": (h,),
             "mlp.gate_proj.weight": (inner, h), "mlp.up_proj.weight": (inner, h), "mlp.down_proj.weight": (h, inner)}

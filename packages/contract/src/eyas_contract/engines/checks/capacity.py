@@ -5,7 +5,7 @@ from __future__ import annotations
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.hardware import GPUS
-from eyas_contract.engines.wanted import kv_heads
+from eyas_contract.engines.wanted import kv_heads, mlp_width
 
 _GIB = 2**30
 _REST_GIB = 4.0  # CUDA context, graphs, activations: SGLang's own reserve is of this order
@@ -27,8 +27,9 @@ def _tp(case: Case) -> list[Finding]:
     if tp < 2:
         return []
     heads, kv = config["num_attention_heads"], kv_heads(config)
+    inner = mlp_width(config, case.loader) if case.loader else config["intermediate_size"]
     wrong = [f"{name} {value}" for name, value in (("num_attention_heads", heads),
-                                                    ("intermediate_size", config["intermediate_size"]))
+                                                    ("intermediate_size", inner))
              if value % tp]
     if case.loader and case.loader.kind == "llama" and kv % tp and tp % kv:
         wrong.append(f"num_key_value_heads {kv}")
@@ -90,7 +91,7 @@ def _quantization(case: Case) -> list[Finding]:
         return []
     result = []
     own = case.config.get("quantization_config")
-    stored = {info.dtype for info in case.tensors.values()} - {"I64", "I32", "BOOL"}
+    stored = {info.dtype for name, info in case.tensors.items() if "d2t" not in name and "t2d" not in name}
     plain = bool(stored) and stored <= {"BF16", "F16", "F32"}
     if case.flags.quantization and case.flags.speculative_draft_model_quantization is None and plain and not own:
         result.append(Finding("quantization-inherited", "warning", "--quantization", case.flags.quantization,

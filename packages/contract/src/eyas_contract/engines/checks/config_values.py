@@ -8,7 +8,7 @@ from eyas_contract.engines.wanted import MLA_KEYS
 
 REQUIRED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _COUNTS = (*REQUIRED, "num_key_value_heads", "head_dim", "num_hidden_layers", "draft_vocab_size",
-           "target_hidden_size", "num_aux_hidden_states", "max_position_embeddings", *MLA_KEYS)
+           "intermediate_size_mlp", "target_hidden_size", "num_aux_hidden_states", "max_position_embeddings", *MLA_KEYS)
 _LARGEST = 2**31 - 1
 
 

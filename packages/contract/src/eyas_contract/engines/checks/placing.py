@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.loaders import FUSED, Loader
+from eyas_contract.engines.quantised import PACKED, certain, method, split, unquantised
 from eyas_contract.engines.wanted import Shapes, tensors
 from eyas_contract.safetensors_header import TensorInfo
 
 SILENT = "the server says nothing, answers requests, and accepts no draft token (acceptance length 1.00)"
 _SPECIAL = ("d2t", "t2d")
+_TABLES = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")  # engines make them themselves
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Stored tensors by the parameter they fill, and those that fill none."""
+    """Stored tensors by the parameter they fill, and those that fill none.
+
+    Attributes:
+        covered: parameters filled by a tensor that stands for several, or by packed numbers.
+        scales: quantisation parameters that the class is known to load; unsure: those of which it is not known.
+    """
 
     wanted: Shapes
     found: dict[str, TensorInfo]
-    strangers: list[str]
-    twice: list[str]
-    covered: set[str]
+    strangers: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    covered: set[str] = field(default_factory=set)
+    scales: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
 
 
 def place(case: Case, loader: Loader) -> Placed:
     """Sort the stored names as the engine's loader does."""
     wanted = tensors(case.config, loader)
-    placed = Placed(wanted, {}, [], [], set())
+    placed = Placed(wanted, {})
     for name, info in case.tensors.items():
         loaded = loader.place(name)
-        if loaded in _SPECIAL:
+        if loaded in _SPECIAL or name.endswith(_TABLES):
             continue
         if loaded is not None and loader.kind == "llama":
             prefix, _, rest = loaded.partition(".self_attn.") if ".self_attn." in loaded else loaded.partition(".mlp.")
@@ -39,6 +48,8 @@ def place(case: Case, loader: Loader) -> Placed:
             if rest and parts and all(part in wanted for part in parts):
                 placed.covered.update(parts)
                 continue
+        if loaded is not None and _quantisation(case, loader, placed, name, loaded):
+            continue
         if loaded is None or loaded not in wanted:
             placed.strangers.append(name)
         elif loaded in placed.found:
@@ -46,3 +57,16 @@ def place(case: Case, loader: Loader) -> Placed:
         else:
             placed.found[loaded] = info
     return placed
+
+
+def _quantisation(case: Case, loader: Loader, placed: Placed, name: str, loaded: str) -> bool:
+    """Sort a parameter of a quantised layer; False for any other tensor."""
+    owner = split(loaded, placed.wanted) if method(case.config) else None
+    if owner is None or any(unquantised(weight, loader) for weight in owner[0]):
+        return False
+    weights, parameter = owner
+    known = all(certain(weight, parameter, case.config, loader) for weight in weights)
+    (placed.scales if known else placed.unsure).append(name)
+    if parameter in PACKED:
+        placed.covered.update(weights)
+    return True

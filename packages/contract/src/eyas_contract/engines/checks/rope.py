@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from eyas_contract.contract import FILE_NAME
@@ -29,7 +30,7 @@ def _positions(case: Case) -> list[Finding]:
     if short:
         facts = f"; trained up to {trained} tokens ({source}): past that expect falling acceptance, and measure it, " \
             "whatever the table covers" if trained else ""
-        same = _rope(case.config) == case.spec.rope
+        same = _rope(case.config) == _rope(case.target_config)
         remedy = f"Set max_position_embeddings to the target's {of_target}" if same and of_target >= served else \
             f"Set max_position_embeddings to at least {max(served, trained or 0)} with the rope that was trained, or " \
             f"serve with --context-length {covers}"
@@ -55,7 +56,12 @@ def _trained_length(case: Case) -> tuple[int | None, str]:
 
 
 def _rope(config: dict[str, Any]) -> Rope:
-    return Rope.from_config(config)
+    """As `Rope.from_config`, with the share of a head that rotates, which older configs write outside of the rope."""
+    rope, key = Rope.from_config(config), "partial_rotary_factor"
+    share = config.get(key)
+    if isinstance(share, bool) or not isinstance(share, int | float) or share == 1 or key in dict(rope.scaling):
+        return rope
+    return dataclasses.replace(rope, scaling=tuple(sorted([*rope.scaling, (key, share)])))
 
 
 def _block(config: dict[str, Any]) -> str:
@@ -86,7 +92,7 @@ def _spellings(case: Case) -> list[Finding]:
 
 def _meaning(case: Case) -> list[Finding]:
     """Serving must use what training used; the target's rope is only the best guess where nothing was recorded."""
-    served, target = _rope(case.config), case.spec.rope
+    served, target = _rope(case.config), _rope(case.target_config)
     if case.contract is not None and case.contract.draft is not None:
         return _against_training(case, served, case.contract.draft.rope, FILE_NAME)
     if case.record.rope_theta is not None:
@@ -100,7 +106,7 @@ def _meaning(case: Case) -> list[Finding]:
                             f"({target.theta:g}) would be wrong for this draft",
                             f"Write rope_theta {served.theta:g}. Do not change it to the target's.")]
         return []
-    if _same(served, target):
+    if served == target:
         return []
     stage = "Before training: take over the target's rope, unless another is meant." if case.template else \
         "Serve with the rope that training used. If that was the target's, write it; if not, leave it as it is."
@@ -111,16 +117,9 @@ def _meaning(case: Case) -> list[Finding]:
 
 
 def _against_training(case: Case, served: Rope, trained: Rope, source: str) -> list[Finding]:
-    if _same(served, trained):
+    if served == trained:
         return []
     return [_not_as_trained(case, served, f"theta {trained.theta:g}, {trained.type} {dict(trained.scaling)}", source)]
-
-
-def _same(a: Rope, b: Rope) -> bool:
-    def numbers(rope: Rope) -> dict[str, Any]:
-        return {key: float(v) if isinstance(v, int | float) and not isinstance(v, bool) else v
-                for key, v in rope.scaling}
-    return (a.type, a.theta, numbers(a)) == (b.type, b.theta, numbers(b))
 
 
 def _not_as_trained(case: Case, served: Rope, trained: str, source: str) -> Finding:

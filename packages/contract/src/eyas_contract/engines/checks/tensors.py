@@ -7,7 +7,9 @@ from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.checks.placing import SILENT, Placed
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.loaders import Loader
+from eyas_contract.engines.quantised import method, unquantised
 from eyas_contract.engines.wanted import head_dim, kv_heads, target_width
+from eyas_contract.safetensors_header import TensorInfo
 
 _FLOATS = ("BF16", "F16", "F32")
 
@@ -25,12 +27,28 @@ def check_tensors(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
     width_finding = _fc_width(case, loader, placed)
     explained |= {"fc.weight"} if width_finding else set()
     wrong = [f"{info.name} {list(info.shape)}, not {list(wanted[name])}" for name, info in placed.found.items()
-             if info.shape != wanted[name] and name not in explained and name != "lm_head.weight"]
+             if info.shape != wanted[name] and name not in explained and name != "lm_head.weight"
+             and not _packed(case, loader, name, info)]
     if wrong:
         result.append(Finding("tensor-shape", "error", case.weights, "; ".join(wrong),
                               "the shapes that config.json describes", "the server fails while loading",
                               "Correct config.json or export again."))
-    return result + width_finding + _dtypes(case, placed)
+    return result + width_finding + _dtypes(case, loader, placed) + _unsure(case, loader, placed)
+
+
+def _packed(case: Case, loader: Loader, name: str, info: TensorInfo) -> bool:
+    """Whether a weight holds several numbers in one, so that its shape is its method's."""
+    return bool(method(case.config)) and info.dtype in ("U8", "I32") and not unquantised(name, loader)
+
+
+def _unsure(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
+    if not placed.unsure:
+        return []
+    return [Finding("tensor-quantised", "warning", case.weights, f"{len(placed.unsure)}: "
+                    f"{', '.join(sorted(placed.unsure)[:8])}",
+                    f"parameters that {loader.name} is known to load for quant_method {method(case.config)}",
+                    "if the server drops them, the layer computes nonsense without a message",
+                    "Compare the served draft with its golden record (eyas-serve probe), or serve it in bfloat16.")]
 
 
 def _strangers(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
@@ -112,10 +130,10 @@ def _fc_width(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
                        and loader.engine == "sglang" else "."))]
 
 
-def _dtypes(case: Case, placed: Placed) -> list[Finding]:
-    if case.config.get("quantization_config"):
-        return []
-    wrong = [f"{info.name} {info.dtype}" for info in placed.found.values() if info.dtype not in _FLOATS]
+def _dtypes(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
+    quantised = bool(case.config.get("quantization_config"))
+    wrong = [f"{info.name} {info.dtype}" for name, info in placed.found.items()
+             if info.dtype not in _FLOATS and (not quantised or unquantised(name, loader))]
     if not wrong:
         return []
     return [Finding("tensor-dtype", "error", case.weights, ", ".join(wrong), f"one of {', '.join(_FLOATS)}",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from eyas_contract.contract import FILE_NAME
 from eyas_contract.engines.checks.case import Case
+from eyas_contract.engines.checks.config_values import value_faults
 from eyas_contract.engines.findings import Finding
+from eyas_contract.engines.wanted import MLA_KEYS, head_dim, kv_heads, num_layers
 
+_DEFAULT_EPS = 1e-6  # transformers' LlamaConfig and DeepseekV3Config
 _SIZES = ("architecture", "num_layers", "hidden_size", "vocab_size")
 _TEXTS = {"tokenizer_sha256": ("tokenizer-differs", "tokenizer", "token ids mean other text than in training"),
           "chat_template_sha256": ("template-differs", "chat template", "prompts are laid out otherwise than in "
@@ -20,7 +24,7 @@ def check_training(case: Case) -> list[Finding]:
     if case.contract_fault:
         return [Finding("contract-unreadable", "error", FILE_NAME, case.contract_fault[:300], "eyas's contract",
                         "what the draft was trained on cannot be told", "Restore the file from the training run.")]
-    result = _texts(case)
+    result = _texts(case) + _draft(case)
     if case.contract is None:
         return result
     trained, found = case.contract.target, case.spec
@@ -43,6 +47,36 @@ def check_training(case: Case) -> list[Finding]:
                               f"the target of {FILE_NAME}", "the target computes other states than in training",
                               "Restore the target's config, or measure acceptance."))
     return result
+
+
+def _draft(case: Case) -> list[Finding]:
+    """The draft's config against the contract beside it: what shapes of weights do not tell, at least not all of it."""
+    trained = case.contract.draft if case.contract else None
+    config, loader = case.config, case.loader
+    if trained is None or loader is None or value_faults(config) \
+            or any(config.get(key) is None for key in ("hidden_size", "num_attention_heads")):
+        return []
+    pairs: dict[str, tuple[Any, Any]] = {
+        "kind": (loader.kind, trained.kind),
+        "num_hidden_layers": (num_layers(config, loader), trained.num_layers),
+        "num_attention_heads": (config["num_attention_heads"], trained.num_heads),
+        "rms_norm_eps": (float(config.get("rms_norm_eps") or _DEFAULT_EPS), trained.rms_norm_eps),
+        # What the config asks for: a version that reads no such key is told of by `norm-ignored`.
+        "norm_output": (bool(config.get("norm_output")), trained.norm_output),
+        "fc_norm": (bool(config.get("fc_norm") or config.get("use_aux_norm")), trained.fc_norm)}
+    if trained.mla is None:
+        pairs |= {"num_key_value_heads": (kv_heads(config), trained.num_kv_heads),
+                  "head_dim": (head_dim(config), trained.head_dim)}
+    else:
+        pairs |= {key: (config.get(key), getattr(trained.mla, key)) for key in MLA_KEYS}
+    wrong = [name for name, (found, wanted) in pairs.items() if found != wanted]
+    if not wrong:
+        return []
+    return [Finding("config-not-as-trained", "error", "config.json",
+                    "; ".join(f"{name} {pairs[name][0]}" for name in wrong),
+                    f"{'; '.join(f'{name} {pairs[name][1]}' for name in wrong)}, by {FILE_NAME}",
+                    "the draft computes another function than the one trained: acceptance falls without a message",
+                    "Write these values into config.json, or restore the contract.json that belongs to these weights.")]
 
 
 def _texts(case: Case) -> list[Finding]:
