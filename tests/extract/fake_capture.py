@@ -37,15 +37,18 @@ class FakeEngine:
         root: below which it writes.
         fault: changes what is captured of a piece.
         chunk: rows of one forward pass, as with chunked prefill.
+        positions: as SGLang does, it refuses a request of as many tokens, and computes those before it in its batch.
     """
 
     def __init__(self, target: Path, root: Path, *, fault: Fault | None = None, chunk: int = 50, port: int = 0,
-                 die_after: int = 0, store_dtype: str = "F32", aux: tuple[int, ...] = AUX) -> None:
+                 die_after: int = 0, store_dtype: str = "F32", aux: tuple[int, ...] = AUX,
+                 positions: int = 512) -> None:
         self.capture = Capture(load_target(target, "cpu"), aux)
         captor = Captor("0.0.0", "FakeForCausalLM", aux, 64, "F32", store_dtype, str(root), "tp0-dp0", "")
         settings = CaptureSettings(aux, str(root), str(root), store_dtype, slot_mib=0, slots=3, threads=2)
         self.ring = Ring(settings, captor, "cpu", lambda: "layers proved")
         self.fault, self.chunk, self.die_after = fault, chunk, die_after
+        self.positions = positions
         self.seen = 0
         self.silent = False
         self.lock = threading.Lock()
@@ -69,6 +72,8 @@ class FakeEngine:
         return answers if many else answers[0]
 
     def _one(self, ids: list[int], request_id: str) -> Any:
+        if len(ids) >= self.positions:
+            raise ValueError(f"The input ({len(ids)} tokens) is longer than the model's context length")
         with self.lock, torch.inference_mode(), self.capture:
             self.seen += 1
             if self.die_after and self.seen > self.die_after:
@@ -96,11 +101,14 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             self._answer({})
 
         def do_POST(self) -> None:
-            self._answer(engine.generate(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            try:
+                self._answer(engine.generate(json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            except ValueError as error:
+                self._answer({"error": {"message": str(error)}}, 400)
 
-        def _answer(self, plain: Any) -> None:
+        def _answer(self, plain: Any, status: int = 200) -> None:
             raw = json.dumps(plain).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
             self.wfile.write(raw)

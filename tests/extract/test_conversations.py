@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas_contract import InvalidInput
-from eyas_extract.conversations import Conversation, Reject, read_conversations
+from eyas_contract import CorruptFile, InvalidInput
+from eyas_contract.canonical import dumps
+from eyas_extract.conversations import DEEPEST, Conversation, Reject, read_conversations, read_rejects
 
 Write = Callable[[list[Any]], Path]
 USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
@@ -34,7 +36,7 @@ def test_both_formats_give_the_same_messages(write: Write) -> None:
 
 @pytest.mark.parametrize(("row", "reason"), [
     (b'{"messages": [', "not JSON"), (b"\xff\xfe", "not UTF-8"), (b"", "empty line"), ([1], "not an object"),
-    (b'{"messages": NaN}', "NaN is not JSON"), (b"[" * 100_000, "not JSON"),
+    (b'{"messages": NaN}', "NaN is not JSON"), (b"[" * 100_000, "nested more than"),
     (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
     ({"id": 1}, "neither messages nor conversations"), ({"messages": [], "conversations": []}, "both"),
     ({"messages": {}}, "not a list"), ({"messages": []}, "empty conversation"), ({"messages": ["Hi"]}, "not an object"),
@@ -56,6 +58,38 @@ def test_faults_are_rejected_with_line_and_reason(write: Write, row: Any, reason
     assert isinstance(bad, Reject)
     assert bad.line == 2
     assert reason in bad.reason
+
+
+def test_rows_nested_too_deeply_are_rejected_by_name(write: Write) -> None:
+    def tools(depth: int) -> Any:
+        value: Any = 1
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    as_text = "[" * 950 + "]" * 950
+    rows = read(write([{"id": str(n), "messages": [USER, ANSWER], "tools": each}
+                       for n, each in enumerate((tools(DEEPEST - 1), tools(DEEPEST + 1), tools(900), as_text))]))
+    assert isinstance(rows[0], Conversation)
+    assert pickle.loads(pickle.dumps(rows[0])) == rows[0]  # as for another process
+    reason = f"lists and objects nested more than {DEEPEST} deep"
+    assert rows[1:] == [Reject(n + 1, str(n), reason) for n in (1, 2, 3)]
+
+
+def test_line_separators_inside_text_end_no_line(write: Write, tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c\x0cd"
+    raw = json.dumps({"messages": [{**USER, "content": text}]}, ensure_ascii=False).encode()
+    rows = read(write([raw + b"\r", raw]))
+    assert [row.line for row in rows] == [1, 2]
+    assert all(isinstance(row, Conversation) and row.messages[0]["content"] == text for row in rows)
+    path = tmp_path / "rejects.jsonl"
+    assert read_rejects(path) == []
+    rejects = [Reject(1, text, text), Reject(2, "", "b")]
+    path.write_bytes("\r\n".join([json.dumps(vars(rejects[0]), ensure_ascii=False), dumps(rejects[1])]).encode())
+    assert read_rejects(path) == rejects
+    path.write_text('{"line": 1}\n')
+    with pytest.raises(CorruptFile, match=r"rejects\.jsonl"):
+        read_rejects(path)
 
 
 @pytest.mark.parametrize(("roles", "fault"), [

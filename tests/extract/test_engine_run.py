@@ -151,6 +151,28 @@ def test_bad_values_reject_their_sample_alone(engines: Engines, tiny_target: Pat
     assert len(set(everyone) - set(kept)) == 1
 
 
+def test_a_sample_that_the_server_refuses_is_rejected_alone(engines: Engines, tiny_target: Path, answers: Path,
+                                                             finished: Path, tmp_path: Path) -> None:
+    """A server of a smaller context than the target's config says."""
+    shards = Manifest.load(finished).shards
+    most = max(sample.tokens for shard in shards for sample in shard.samples)
+    data = tmp_path / "reversed.jsonl"  # the first check is made of a row that is not among the longest
+    data.write_text("\n".join(reversed(answers.read_text().splitlines())) + "\n")
+    done = run(settings(tiny_target, data, tmp_path, engines(positions=most).url))
+    rejects = [json.loads(line) for line in (tmp_path / "store" / "rejects.jsonl").read_text().splitlines()]
+    everyone = {s.id: s.tokens for shard in shards for s in shard.samples}
+    assert {r["id"] for r in rejects} == {name for name, tokens in everyone.items() if tokens == most}
+    assert done.samples == 40 - len(rejects)
+    assert all("the server refuses: HTTP 400: " in r["reason"] for r in rejects)
+    assert not check(tmp_path / "store").damage
+
+
+def test_a_server_that_refuses_everything_is_no_reason_to_reject(engines: Engines, tiny_target: Path, answers: Path,
+                                                                 tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="the server refuses: HTTP 400"):
+        run(settings(tiny_target, answers, tmp_path, engines(positions=1).url))
+
+
 def test_other_layers_are_refused(engines: Engines, tiny_target: Path, answers: Path, tmp_path: Path) -> None:
     with pytest.raises(ContractMismatch, match=r"aux_layer_ids: \(0, 3, 4\) in FakeForCausalLM in SGLang 0.0.0"):
         run(settings(tiny_target, answers, tmp_path, engines(aux=(0, 3, 4)).url))

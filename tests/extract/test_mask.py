@@ -27,6 +27,8 @@ THINKING = ("{% for m in messages %}<|im_start|>{{ m.role }}\n"
 OPENED = THINKING.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
 STRICT = ("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
           "{{ raise_exception('turns must alternate') }}{% endif %}{% endfor %}" + PLAIN + PROMPT)
+# As Phi-3's: what ends the text is a stop token too, and follows the answer's own.
+ENDED = tiny.CHATML.replace("{% endif %}", "{% else %}{{ '<|endoftext|>' }}{% endif %}")
 TOOLS = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}"
          "</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }} "
          "{{ c.function.arguments.town }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
@@ -71,6 +73,15 @@ def test_marked_and_unmarked_templates_agree(template: Make) -> None:
     plain, _ = encode(conversation, template(tiny.CHATML), max_length=99, overlong="reject")
     marked, _ = encode(conversation, template(MARKED), max_length=99, overlong="reject")
     assert plain == marked
+
+
+def test_further_stop_tokens_after_the_answers_own(template: Make) -> None:
+    chat = template(ENDED)
+    assert both(talk("a", "b"), chat) == ([], ["turn 1: text follows the end-of-turn token"])
+    chat.stop_ids |= {chat.tokenizer.pad_token_id}  # <|endoftext|>
+    assert both(talk("red", "green", "blue", "one"), chat) == (["green<|im_end|> | one<|im_end|>"], [])
+    chat.tokenizer.chat_template = ENDED.replace("}}{% endif %}", "}}say{% endif %}")
+    assert both(talk("a", "b"), chat) == ([], ["turn 1: text follows the end-of-turn token"])
 
 
 def test_end_mark_of_several_tokens(template: Make) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from eyas_contract import ContractMismatch, EyasError, InvalidInput
+from eyas_extract.answers import Answers
 from eyas_extract.config import RegenerateConfig
 from eyas_extract.conversations import Reject
+from eyas_extract.disk import lock
 from eyas_extract.regenerate import Regenerated, regenerate
-from eyas_extract.store import lock
 from eyas_extract.template import ChatTemplate
 
 Write = Callable[[list[Any]], Path]
@@ -102,10 +103,34 @@ def test_a_template_that_refuses_the_new_history(tiny_target: Path, write: Write
     assert "not after that" in done.rejects[0].reason
 
 
+def test_a_second_writer_is_refused_before_it_writes(tmp_path: Path) -> None:
+    """Both may begin at once, and the second would say in the record that the answers are its own."""
+    first = Answers(tmp_path / "o", {"seed": 1})
+    with pytest.raises(InvalidInput, match=r"o\.lock: another eyas-extract writes to it now"):
+        Answers(tmp_path / "o", {"seed": 2})
+    assert json.loads((tmp_path / "o.config.json").read_text()) == {"seed": 1}
+    first.append([{"line": 1}])
+    first.close()
+    with pytest.raises(ContractMismatch, match="seed"):
+        Answers(tmp_path / "o", {"seed": 2})
+    Answers(tmp_path / "o", {"seed": 1}).close()
+
+
+@pytest.mark.parametrize(("name", "found"), [("folder", "a folder"), ("file/o", "a folder cannot be made here"),
+                                             ("closed/o", "a folder that cannot be written")])
+def test_places_that_cannot_be_written_are_refused_at_once(tiny_target: Path, write: Write, tmp_path: Path, name: str,
+                                                           found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("eyas_extract.disk.os.access", lambda path, mode: path != tmp_path / "closed")
+    with pytest.raises(InvalidInput, match=rf"{found}.*Give another "):
+        make(tiny_target, write([{"messages": [user("copy red")]}]), tmp_path / name)
+
+
 def test_two_writers_at_once_are_refused(tiny_target: Path, write: Write, tmp_path: Path) -> None:
     prompts = write([{"messages": [user("copy red")]}])
     make(tiny_target, prompts, tmp_path / "o")
-    handle = lock(tmp_path / "o.config.json")
+    handle = lock(tmp_path / "o.lock")
     with pytest.raises(InvalidInput, match="another eyas-extract"):
         make(tiny_target, prompts, tmp_path / "o")
     os.close(handle)

@@ -19,9 +19,12 @@ from transformers import AutoModelForCausalLM
 from eyas_contract import Contract, ContractMismatch, EyasError, InvalidInput, Manifest
 from eyas_extract import capture as capture_module
 from eyas_extract.capture import Capture
-from eyas_extract.config import RunConfig
+from eyas_extract.check import check
+from eyas_extract.config import PlanConfig, RunConfig
+from eyas_extract.disk import room_for
+from eyas_extract.plan import plan
+from eyas_extract.reshape import split
 from eyas_extract.run import run, state_fault
-from eyas_extract.store import room_for
 from eyas_extract.target import load_target
 
 
@@ -68,6 +71,29 @@ def test_store_dtype(tiny_target: Path, answers: Path, finished: Path, tmp_path:
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=1e-3)
     assert Manifest.load(tmp_path / "s").num_tokens == Manifest.load(finished).num_tokens
+
+
+def test_fp8_has_a_scale_for_each_layer_and_token(tiny_target: Path, answers: Path, finished: Path, tmp_path: Path
+                                                   ) -> None:
+    assert plan(PlanConfig(tiny_target, answers, tmp_path / "s", store_dtype="fp8")).tokens_per_second > 0
+    run(settings(tiny_target, answers, tmp_path / "s", store_dtype="fp8"))
+    assert not check(tmp_path / "s").damage
+    found, right = (load_file(folder / "shard-000000.safetensors") for folder in (tmp_path / "s", finished))
+    for name, scales in (("aux_hidden_states", "aux_scales"), ("last_hidden_state", "last_scale")):
+        assert found[name].dtype == torch.float8_e4m3fn
+        tokens, layers = found[scales].shape
+        states = (found[name].float().view(tokens, layers, -1) * found[scales][:, :, None]).view(tokens, -1)
+        assert (states - right[name]).norm() < 0.04 * right[name].norm()
+
+
+def test_fp8_of_nan_states_rejects_them(poisoned_target: Path, answers: Path, finished: Path, tmp_path: Path) -> None:
+    run(settings(poisoned_target, answers, tmp_path / "s"))
+    run(settings(poisoned_target, answers, tmp_path / "fp8", store_dtype="fp8"))
+    rejects = [[json.loads(line)["id"] for line in (tmp_path / name / "rejects.jsonl").read_text().splitlines()]
+               for name in ("s", "fp8")]
+    assert rejects[0] == rejects[1]
+    assert rejects[0]
+    assert not check(tmp_path / "fp8").damage
 
 
 def test_a_complete_store_is_left_alone(tiny_target: Path, answers: Path, store: Path) -> None:
@@ -212,6 +238,35 @@ def test_targets_without_tokenizer_or_template_are_refused(tiny_target: Path, an
         run(settings(bare, answers, tmp_path / "s"))
     with pytest.raises(InvalidInput, match=r"config\.json"):
         run(settings(tmp_path / "absent", answers, tmp_path / "s"))
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_settings_of_the_target_that_cannot_be_read(tiny_target: Path, answers: Path, tmp_path: Path, name: str,
+                                                    text: str) -> None:
+    broken = Path(shutil.copytree(tiny_target, tmp_path / "broken"))
+    (broken / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidInput, match=rf"{name}: (not JSON|a JSON list)"):
+        run(settings(broken, answers, tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
+    (broken / name).write_text('{"eos_token_id": "x"}')
+    if name == "generation_config.json":
+        with pytest.raises(InvalidInput, match="eos_token_id 'x'"):
+            run(settings(broken, answers, tmp_path / "s"))
+
+
+@pytest.mark.parametrize(("name", "found"), [("file", "a folder cannot be made here"),
+                                             ("file/s", "a folder cannot be made here"),
+                                             ("closed", "a folder that cannot be written")])
+def test_places_that_cannot_be_written_are_refused_at_once(tiny_target: Path, answers: Path, finished: Path,
+                                                           tmp_path: Path, name: str, found: str,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("eyas_extract.disk.os.access", lambda path, mode: path != tmp_path / "closed")
+    with pytest.raises(InvalidInput, match=rf"{found}.*Give another "):
+        run(settings(tiny_target, answers, tmp_path / name))
+    with pytest.raises(InvalidInput, match=found):
+        split(finished, (tmp_path / name, tmp_path / "b"), 0.5)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from eyas_contract import ContractMismatch, InvalidInput, Manifest
+from eyas_contract import ContractMismatch, CorruptFile, InvalidInput, Manifest
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import check, read_tensor
 from eyas_extract.cli import main
 from eyas_extract.config import RepairConfig, RunConfig
+from eyas_extract.digest import PLACE
 from eyas_extract.repair import repair
 from eyas_extract.reshape import merge, split
 from eyas_extract.run import run
 from eyas_extract.stats import stats
+from eyas_extract.store import write_safetensors
 
 
 def contents(store: Path) -> dict[str, bytes]:
@@ -80,6 +84,62 @@ def test_repair_command(store: Path, tiny_target: Path, answers: Path, capsys: p
     assert "1 shards made anew (shard-000001.safetensors)" in capsys.readouterr().out
 
 
+def cut_short(store: Path, shards: int) -> None:
+    """As if its run had been killed after so many shards."""
+    manifest = Manifest.load(store)
+    for shard in manifest.shards[shards:]:
+        (store / shard.file).unlink()
+    dataclasses.replace(manifest, shards=manifest.shards[:shards], complete=False).save(store)
+
+
+def test_a_changed_place_in_the_input_is_found(store: Path, finished: Path, tiny_target: Path, answers: Path) -> None:
+    """A run would go on by it, and leave rows out or take them twice."""
+    cut_short(store, 2)
+    path = store / "shard-000001.safetensors"
+    raw = path.read_bytes()
+    at = raw.index(b'"next_line":"') + len(b'"next_line":"')
+    path.write_bytes(raw[:at] + bytes([raw[at] ^ 2]) + raw[at + 1:])
+    [damage] = check(store).damage
+    assert damage.shard == path.name
+    assert "its next_line" in damage.fault
+    with pytest.raises(CorruptFile, match=r"its next_line .* Run `eyas-extract repair`"):
+        run(RunConfig(tiny_target, answers, store, shard_tokens=300, batch_tokens=128))
+    assert repair(config(tiny_target, answers, store)).shards == (path.name,)
+    assert path.read_bytes() == raw
+    run(RunConfig(tiny_target, answers, store, shard_tokens=300, batch_tokens=128))
+    assert contents(store) == contents(finished)
+
+
+def test_shards_of_older_versions_say_their_place_without_a_digest(store: Path, finished: Path, tiny_target: Path,
+                                                                   answers: Path) -> None:
+    cut_short(store, 2)
+    manifest, shards = Manifest.load(store), []
+    for shard in manifest.shards:
+        header = read_header(store / shard.file)
+        tensors = {record.name: read_tensor(header.tensors[record.name]) for record in shard.tensors}
+        metadata = {key: value for key, value in header.metadata.items() if key != PLACE}
+        records, size = write_safetensors(store / shard.file, tensors, metadata)
+        shards.append(dataclasses.replace(shard, tensors=records, bytes=size))
+    dataclasses.replace(manifest, shards=tuple(shards)).save(store)
+    run(RunConfig(tiny_target, answers, store, shard_tokens=300, batch_tokens=128))
+    assert not check(store).damage
+    assert samples(store) == samples(finished)
+
+
+@pytest.mark.parametrize(("damage", "fault"), [(flip, "are not those that were written"), (cut, "bytes, not"),
+                                               (Path.unlink, "is missing")])
+def test_split_gives_damage_no_new_digest(store: Path, tmp_path: Path, damage: Callable[[Path], None], fault: str
+                                          ) -> None:
+    """Half of the samples lie in whole shards, and the one that is divided is damaged."""
+    shards = Manifest.load(store).shards
+    divided = next(i for i, shard in enumerate(shards) if i and len(shard.samples) > 1)
+    damage(store / shards[divided].file)
+    share = (sum(len(shard.samples) for shard in shards[:divided]) + 1) / 40
+    with pytest.raises(CorruptFile, match=rf"{fault}.*Run `eyas-extract repair`"):
+        split(store, (tmp_path / "a", tmp_path / "b"), share)
+    assert not (tmp_path / "a").exists()
+
+
 def samples(store: Path) -> dict[str, tuple[bytes, ...]]:
     """Each sample's bytes of every tensor, by its id."""
     result = {}
@@ -103,6 +163,10 @@ def test_split_and_merge_lose_nothing(finished: Path, tmp_path: Path) -> None:
     assert not check(tmp_path / "c").damage
     assert list(samples(tmp_path / "c")) == list(whole)
     assert samples(tmp_path / "c") == whole
+    (tmp_path / "b" / "shard-000001.safetensors").unlink()
+    with pytest.raises(CorruptFile, match=r"shard-000001\.safetensors is missing"):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "d")
+    assert not (tmp_path / "d").exists()
     assert merged.num_trained == Manifest.load(finished).num_trained
 
 

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server
-from eyas_serve.config import DRAFTED_AT_A_TIME
 from eyas_serve.bench_report import summarise
+from eyas_serve.config import DRAFTED_AT_A_TIME
 from eyas_serve.measure import Run, measure
 from eyas_serve.probe.session import ProbeReport, probe_client
 from eyas_serve.processes import running

@@ -1,6 +1,6 @@
 """The growing output of `regenerate`: batches appended one after another, then the whole put in the input's order.
 
-The file's first line says what it is made from. A batch counts once its last line is whole; what a kill left of one
+`<out>.config.json` says what it is made from. A batch counts once its last line is whole; what a kill left of one
 is cut off, so an answer is neither lost after its batch was written nor ever there twice.
 """
 
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from eyas_contract import ContractMismatch, InvalidInput, Mismatch
-from eyas_contract.contract import write_text_atomic
-from eyas_extract.store import lock, room_for
+from eyas_contract.contract import read_json, write_text_atomic
+from eyas_extract.disk import lock, make_folder, room_for
+from eyas_extract.template import DAY, SETTINGS
 
 Row = dict[str, Any]
 
@@ -27,34 +28,47 @@ class Answers:
 
     Raises:
         ContractMismatch: the file there was made with other settings (all differences named).
-        InvalidInput: the file there is not one of ours.
+        InvalidInput: the file there is not one of ours, another process writes to it, or nothing can be written there.
     """
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self.out, self.partial = out, out.with_name(out.name + ".partial")
-        self.config = out.with_name(out.name + ".config.json")
+        self.config = out.with_name(out.name + SETTINGS)
         self.settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.batches: list[list[Row]] = []
-        self.complete = out.is_file()
+        if out.is_dir():
+            raise InvalidInput(str(out), "a folder", "a JSONL file to write, by eyas-extract", "Give another --out.")
+        make_folder(out.parent)
         with room_for(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            if self.complete or self.partial.is_file():
-                self._require_same_settings()
-            else:
-                write_text_atomic(self.config, json.dumps(self.settings, indent=1, sort_keys=True) + "\n")
-        self.handle = lock(self.config)
-        if not self.complete:
-            self._read_partial()
+            self.handle = _locked(out.with_name(out.name + ".lock"))
+            try:
+                self.complete = out.is_file()
+                self._begin_or_continue()
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let other writers in."""
         os.close(self.handle)
 
+    def _begin_or_continue(self) -> None:
+        if self.complete or self.partial.is_file():
+            self._require_same_settings()
+        else:
+            write_text_atomic(self.config, json.dumps(self.settings, indent=1, sort_keys=True) + "\n")
+        if not self.complete:
+            self._read_partial()
+
     def _require_same_settings(self) -> None:
         if not self.config.is_file():
             raise InvalidInput(str(self.out), f"a file without {self.config.name} beside it",
                                "a new file, or one that regenerate wrote", "Give another --out.")
-        old = json.loads(self.config.read_text(encoding="utf-8"))
+        old = read_json(self.config, "the settings of a file that regenerate wrote")
+        if DAY in old and DAY in self.settings:
+            self.settings[DAY] = old[DAY]
+        elif DAY not in old:  # begun before dates were kept: goes on as it began
+            self.settings.pop(DAY, None)
         differences = tuple(Mismatch(key, str(old.get(key)), str(self.settings.get(key)), str(self.config), "this run")
                             for key in sorted({*old, *self.settings}) if old.get(key) != self.settings.get(key))
         if differences:
@@ -93,6 +107,12 @@ class Answers:
         self.partial.unlink(missing_ok=True)
         self.complete = True
         return len(rows)
+
+
+def _locked(path: Path) -> int:
+    """The handle of a file that is there for its lock alone: one that is replaced would let two writers in."""
+    path.touch()
+    return lock(path)
 
 
 def _whole_batch(raw: bytes) -> list[Row] | None:

@@ -13,7 +13,7 @@ import torch
 
 from eyas_contract import CaptureSpec, Contract, CorruptFile, Manifest, ShardRecord
 from eyas_contract.safetensors_header import Header, TensorInfo, read_header
-from eyas_extract.digest import HASHERS
+from eyas_extract.digest import HASHERS, place_fault
 from eyas_extract.dtypes import TORCH_DTYPES
 from eyas_extract.values import layer_fault
 
@@ -66,7 +66,7 @@ def check(store: Path) -> Report:
         damage.append(Damage("contract.json", "", "is not the contract whose digests the manifest holds"))
     first_seen: dict[str, str] = {}
     for shard in manifest.shards:
-        damage += [Damage(shard.file, sample, fault) for sample, fault in _shard_faults(store, contract, shard)]
+        damage += [Damage(shard.file, sample, fault) for sample, fault in shard_faults(store, contract, shard)]
         for sample in shard.samples:
             if sample.id in first_seen:
                 damage.append(Damage(shard.file, sample.id, f"is also in {first_seen[sample.id]}"))
@@ -75,7 +75,7 @@ def check(store: Path) -> Report:
                   manifest.num_trained, tuple(damage))
 
 
-def _shard_faults(store: Path, contract: Contract, shard: ShardRecord) -> list[tuple[str, str]]:
+def shard_faults(store: Path, contract: Contract, shard: ShardRecord) -> list[tuple[str, str]]:
     """(sample id or empty, fault) of one shard."""
     path = store / shard.file
     if Path(shard.file).name != shard.file or not path.is_file():
@@ -112,6 +112,8 @@ def _header_faults(header: Header, contract: Contract, shard: ShardRecord, size:
     for name, digest in contract.digests().items():
         if header.metadata.get(name) != digest:
             faults.append(f"its {name} digest is not the contract's")
+    if fault := place_fault(header.metadata):
+        faults.append(fault)
     known = {spec.name for spec in contract.capture.tensors}
     if {record.name for record in shard.tensors} != known:
         faults.append("the manifest records other tensors than the contract")
@@ -135,8 +137,7 @@ def _sample_faults(tensors: dict[str, torch.Tensor], capture: CaptureSpec, shard
                          torch.split(tensors["aux_hidden_states"][rows], capture.hidden_size, dim=1),
                          strict=True))
         for name, part in {**parts, "the last layer": tensors["last_hidden_state"][rows]}.items():
-            values = part.float() if part.element_size() == 1 else part  # torch counts nothing in e4m3
-            if fault := layer_fault(values, name):
+            if fault := layer_fault(part, name):
                 faults.append((sample.id, fault))
     return faults
 

@@ -20,7 +20,7 @@ class RegenerateConfig:
     prompts: Path
     """JSONL of conversations; their assistant turns are replaced, and a last user turn is answered"""
     out: Path
-    """JSONL to write; `<out>.partial` beside it while it grows"""
+    """JSONL to write; beside it `<out>.lock`, and `<out>.partial` while it grows"""
     max_new_tokens: int = 512
     """most tokens of an answer"""
     turns: Literal["all", "last"] = "all"
@@ -74,7 +74,7 @@ class RunConfig:
     aux_layers: tuple[int, ...] = ()
     """output of decoder layer k, 0-based; default 1, n/2 - 1, n - 4"""
     max_length: int = 4096
-    """most tokens of a sample"""
+    """most tokens of a sample; fewer where the target has fewer positions"""
     overlong: Overlong = "reject"
     """what happens to longer ones"""
     store_dtype: StoreDtype = "auto"

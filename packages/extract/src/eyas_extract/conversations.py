@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas_contract import InvalidInput
+from eyas_contract import CorruptFile, InvalidInput
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "human": "user", "gpt": "assistant"}
+DEEPEST = 400  # lists and objects within one another: well within any stack, so that no two processes differ
+TOO_DEEP = f"lists and objects nested more than {DEEPEST} deep"
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,9 @@ def read_conversations(path: Path, first: int = 1) -> Iterator[Conversation | Re
         for line, raw in enumerate(source, 1):
             row_id = ""
             try:
-                row = _object(raw, whole=line >= first)
+                row = _object(raw)
                 row_id = _row_id(row, line)
+                _require_writable(row, raw, whole=line >= first)
                 if row_id in seen:
                     raise RowFault(f"id already used on line {seen[row_id]}")
                 seen[row_id] = line
@@ -113,25 +116,58 @@ def order_fault(roles: list[str]) -> str:
     return ""
 
 
-def _object(raw: bytes, *, whole: bool) -> dict[str, Any]:
-    """The row, with `whole` proved to be writable again, which any but a half of a surrogate pair is."""
+def read_rejects(path: Path) -> list[Reject]:
+    """The rejects of a file that we wrote, none where there is no file. Raises CorruptFile where it is another's."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as source:
+        try:
+            return [Reject(**json.loads(line)) for line in source]
+        except (ValueError, TypeError) as error:
+            raise CorruptFile(str(path), f"no list of rejects ({error})", "one reject a line, by eyas-extract",
+                              "Restore the file, or remove it: its reasons are lost, and nothing else.") from error
+
+
+def _object(raw: bytes) -> dict[str, Any]:
     if not raw.strip():
         raise RowFault("empty line")
     try:
         row = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise RowFault(f"not UTF-8 (byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise RowFault(TOO_DEEP) from error
+    except ValueError as error:
         raise RowFault(f"not JSON ({error})") from error
     if not isinstance(row, dict):
         raise RowFault(f"a JSON {type(row).__name__}, not an object")
+    return row
+
+
+def _require_writable(row: dict[str, Any], raw: bytes, *, whole: bool) -> None:
+    """The row can be handed on and written again; half a surrogate pair cannot, nor what is nested too deeply.
+
+    Args:
+        whole: whether more of the row than its id will be used.
+    """
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST:
+        _require_shallow(row)
     if not whole and b"\\ud" not in raw.lower():
-        return row
+        return
     try:
         json.dumps(row, ensure_ascii=False).encode("utf-8")
-    except (UnicodeEncodeError, RecursionError) as error:
-        raise RowFault("text with half a surrogate pair, or nested too deeply") from error
-    return row
+    except UnicodeEncodeError as error:
+        raise RowFault("text with half a surrogate pair") from error
+
+
+def _require_shallow(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        if depth > DEEPEST:
+            raise RowFault(TOO_DEEP)
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
+                 if isinstance(inner, dict | list)]
+        depth += 1
 
 
 def _no_constant(name: str) -> None:
@@ -218,6 +254,10 @@ def _parsed(value: Any, what: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        parsed = json.loads(value)
+    except RecursionError as error:
+        raise RowFault(TOO_DEEP) from error
+    except ValueError as error:
         raise RowFault(f"{what}: text that is not JSON") from error
+    _require_shallow([parsed])
+    return parsed

@@ -43,7 +43,7 @@ def encoded(rows: Iterable[Row], config: RunConfig, template: ChatTemplate, coun
             yield _one(row, template, config.max_length, config.overlong)
         return
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _load,
-                               (config.target, sorted(template.stop_ids)))
+                               (config.target, sorted(template.stop_ids), template.day))
     try:
         waiting: deque[Future[list[Encoded]]] = deque()
         for group in _groups(rows):
@@ -62,8 +62,9 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield group
 
 
-def _load(target: Path, stop_ids: list[int]) -> None:
+def _load(target: Path, stop_ids: list[int], day: str) -> None:
     WORKER.append(ChatTemplate(target, stop_ids))
+    WORKER[0].day = day
 
 
 def _many(rows: list[Row], max_length: int, overlong: Overlong) -> list[Encoded]:

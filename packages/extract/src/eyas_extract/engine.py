@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from eyas_contract import EngineFailure, TargetSpec
+from eyas_contract import EngineFailure
 from eyas_extract.config import EngineConfig, RunConfig
+from eyas_extract.disk import make_folder
 from eyas_extract.engine_process import Engine, EngineSettings
 from eyas_extract.engine_run import RUN_DIR
 from eyas_extract.protocol import CaptureSettings
 from eyas_extract.run import stored_capture
-from eyas_extract.target import pick_device
+from eyas_extract.target import pick_device, read_spec
 
 POLL = 0.5  # seconds
 
@@ -24,7 +25,8 @@ def capturing(config: EngineConfig) -> Iterator[Engine]:
     Raises:
         EyasError: a target that cannot be captured, no usable interpreter, or an engine that does not start.
     """
-    spec = TargetSpec.from_folder(config.target)
+    spec = read_spec(config.target)
+    make_folder(config.root)
     flags = RunConfig(config.target, config.target, config.root, aux_layers=config.aux_layers,
                       store_dtype=config.store_dtype, dtype=config.dtype)
     capture, dtype = stored_capture(flags, spec)

@@ -207,6 +207,9 @@ def first_check(source: Source, config: RunConfig, writer: StoreWriter, sample: 
     file = ShardFile(writer.folder, capture, [short], writer.metadata(1))
     try:
         bad = fill(source.server, file, note, CHECK_PATIENCE)
+        if not seen:
+            raise InvalidInput(source.server.url, bad.get(0, "no states"), "the states of a short prompt, by "
+                               "eyas-extract", "Nothing was stored.")
         engine = source.server.logprobs(short.input_ids, "check")
         last = _last_state(file)
     finally:

@@ -178,11 +178,17 @@ def _end(template: ChatTemplate, text: str, end_char: int, ids: list[int], start
             raise RowFault(f"turn {number}: the answer's text holds an end-of-turn token")
         for at in range(content_end, len(ids)):
             if ids[at] in template.stop_ids:
-                if at + 1 < len(ids) and _boundary(template, text, len(text.rstrip()), ids) not in (None, at + 1):
+                if (any(_speaks(template, i) for i in ids[at + 1:])
+                        and _boundary(template, text, len(text.rstrip()), ids) not in (None, at + 1)):
                     raise RowFault(f"turn {number}: text follows the end-of-turn token")
                 return at + 1
     stripped = _boundary(template, text, max(end_char, len(text.rstrip())), ids)
     return len(ids) if stripped is None else stripped
+
+
+def _speaks(template: ChatTemplate, token: int) -> bool:
+    """Whether a token is text: neither white space nor another stop token, which some templates add at the end."""
+    return token not in template.stop_ids and bool(template.decode([token]).strip())
 
 
 def _boundary(template: ChatTemplate, text: str, at: int, ids: list[int]) -> int | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from eyas_contract.commands import Progress
 from eyas_extract.config import RunConfig
 from eyas_extract.conversations import Reject, read_conversations
 from eyas_extract.encoding import encoded, processes
 from eyas_extract.mask import Sample
-from eyas_extract.template import ChatTemplate
+from eyas_extract.store import LONGEST
+from eyas_extract.template import DAY, ChatTemplate
+
+Config = TypeVar("Config", bound=RunConfig)
 
 
 @dataclass
@@ -25,6 +30,12 @@ class Pending:
     def tokens(self) -> int:
         """Tokens of the samples."""
         return sum(len(s.input_ids) for s in self.samples)
+
+
+def settled(config: Config, template: ChatTemplate, source: Mapping[str, str | int]) -> Config:
+    """The settings by which a store's rows are encoded, its template's date pinned: what its source says holds."""
+    template.day = str(source.get(DAY, ""))
+    return dataclasses.replace(config, max_length=min(config.max_length, int(source.get(LONGEST, config.max_length))))
 
 
 def shards(config: RunConfig, template: ChatTemplate, first_line: int, progress: Progress | None = None

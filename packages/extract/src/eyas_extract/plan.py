@@ -13,8 +13,9 @@ from eyas_extract.capture import Capture
 from eyas_extract.config import PlanConfig
 from eyas_extract.dtypes import STORE_DTYPES
 from eyas_extract.mask import Sample
-from eyas_extract.pending import shards
-from eyas_extract.run import batches, describe, fill
+from eyas_extract.pending import settled, shards
+from eyas_extract.run import batches, describe, fill, say_limit
+from eyas_extract.store import LONGEST
 from eyas_extract.target import load_target, pick_device, stop_ids
 from eyas_extract.template import ChatTemplate
 
@@ -48,8 +49,11 @@ class Plan:
 def plan(config: PlanConfig) -> Plan:
     """Count the input, compute the sizes, time one batch. Raises EyasError as `run` does."""
     device = pick_device(config.device)
-    contract, _ = describe(config, device)
+    contract, source = describe(config, device)
     template = ChatTemplate(config.target, sorted(stop_ids(config.target)))
+    config = settled(config, template, source)
+    if LONGEST in source:
+        say_limit(config, contract.target)
     samples = tokens = trained = rejected = 0
     first: list[Sample] = []
     for pending in shards(config, template, 1):
@@ -58,7 +62,7 @@ def plan(config: PlanConfig) -> Plan:
         trained, rejected = trained + sum(s.trained for s in pending.samples), rejected + len(pending.rejects)
     each = bytes_per_token(contract.capture)
     total, free = each * tokens + 8 * samples, shutil.disk_usage(_existing(config.out)).free
-    rate = _probe(config, device, first) if config.probe and first else 0.0
+    rate = _probe(config, device, contract.capture, first) if config.probe and first else 0.0
     return Plan(samples, tokens, trained, rejected, each, total, free, total < free, round(rate, 1),
                 round(tokens / rate, 1) if rate else 0.0)
 
@@ -77,14 +81,13 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _probe(config: PlanConfig, device: str, samples: Sequence[Sample]) -> float:
+def _probe(config: PlanConfig, device: str, stored: CaptureSpec, samples: Sequence[Sample]) -> float:
     """Tokens a second of the middle batch, after one that warms up."""
     target = load_target(config.target, device, config.dtype)
-    contract, _ = describe(config, device)
     groups = batches(samples, config.batch_tokens)
     chosen = [samples[i] for i in groups[len(groups) // 2]]
-    with Capture(target, contract.capture.aux_layer_ids) as capture:
+    with Capture(target, stored.aux_layer_ids) as capture:
         capture.check(chosen[0].input_ids)
         start = time.perf_counter()
-        fill(capture, chosen, config.batch_tokens, STORE_DTYPES[contract.capture.tensors[2].dtype])
+        fill(capture, chosen, config.batch_tokens, STORE_DTYPES[stored.tensors[2].dtype])
     return sum(len(s.input_ids) for s in chosen) / (time.perf_counter() - start)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from eyas_contract import Contract, CorruptFile, InvalidInput, Manifest
 from eyas_contract.contract import read_json
 from eyas_contract.safetensors_header import read_header
+from eyas_contract.store import REJECTS_NAME
 from eyas_extract.check import Damage, read_tensor
 from eyas_extract.config import RunConfig
-from eyas_extract.pending import shards
+from eyas_extract.conversations import read_rejects
+from eyas_extract.pending import settled, shards
 from eyas_extract.store import SOURCE_NAME
 from eyas_extract.target import stop_ids
 from eyas_extract.template import ChatTemplate
@@ -31,12 +32,11 @@ def token_faults(store: Path, target: Path, data: Path) -> list[Damage]:
                            "Check it without --data.")
     config = RunConfig(target, data, store, max_length=contract.capture.max_length, overlong=source["overlong"],
                        shard_tokens=1 << 20)
+    template = ChatTemplate(target, sorted(stop_ids(target)))
     wanted: dict[str, bytes] = {}
-    rejected: set[str] = set()
-    for pending in shards(config, ChatTemplate(target, sorted(stop_ids(target))), 1):
+    for pending in shards(settled(config, template, source), template, 1):
         wanted |= {s.id: _digest(s.input_ids.tobytes(), s.loss_mask) for s in pending.samples}
-    for line in (store / "rejects.jsonl").read_text(encoding="utf-8").splitlines():
-        rejected.add(str(json.loads(line)["id"]))
+    rejected = {reject.id for reject in read_rejects(store / REJECTS_NAME)}
     faults = []
     for shard in manifest.shards:
         try:

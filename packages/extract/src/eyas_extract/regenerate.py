@@ -5,26 +5,25 @@ Batches follow from the input and the settings alone (sorted by length), so what
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas_contract import InvalidInput, TargetSpec
+from eyas_contract import InvalidInput
 from eyas_contract.canonical import dumps, to_plain
 from eyas_contract.commands import Progress, plain_config
 from eyas_contract.contract import write_text_atomic
 from eyas_extract.answers import Answers, Row
 from eyas_extract.config import RegenerateConfig
-from eyas_extract.conversations import Reject, RowFault, count_lines, file_sha256
+from eyas_extract.conversations import Reject, RowFault, count_lines, file_sha256, read_rejects
 from eyas_extract.decoding import ATTENTION, Sampling, decode
 from eyas_extract.dialogue import Dialogue, dialogues_of
+from eyas_extract.disk import room_for
 from eyas_extract.remote import answer_all, speaker
-from eyas_extract.store import room_for
-from eyas_extract.target import Target, load_target, pick_device, stop_ids
-from eyas_extract.template import ChatTemplate
+from eyas_extract.target import Target, load_target, pick_device, read_spec, stop_ids
+from eyas_extract.template import DAY, ChatTemplate, first_day
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,15 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
             return _regenerate(config, sampling, device, answers, path)
     finally:
         answers.close()
-    rejects = [Reject(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    return Regenerated(count_lines(config.out), rejects, 0, 0.0)
+    return Regenerated(count_lines(config.out), read_rejects(path), 0, 0.0)
 
 
 def _regenerate(config: RegenerateConfig, sampling: Sampling, device: str, answers: Answers, rejects_path: Path
                 ) -> Regenerated:
     """Answer what is missing and write both files."""
-    spec = TargetSpec.from_folder(config.target)
+    spec = read_spec(config.target)
     template = ChatTemplate(config.target, sorted(stop_ids(config.target)))
+    template.day = answers.settings.get(DAY, "")
     dialogues, rejects = dialogues_of(config, template, spec.max_position_embeddings)
     progress = Progress(len(dialogues), "rows", "regenerate", already=sum(len(b) for b in answers.batches))
     started = time.monotonic()
@@ -109,8 +108,10 @@ def _settings(config: RegenerateConfig, device: str) -> dict[str, Any]:
         del settings[name]
     if config.engine == "endpoint":
         device = "endpoint"
-    return settings | {"device": device.partition(":")[0], "input_sha256": file_sha256(config.prompts),
-                       "target": to_plain(TargetSpec.from_folder(config.target))}
+    day = first_day(config.target) if config.engine != "endpoint" else ""  # an endpoint's template has its own
+    return settings | ({DAY: day} if day else {}) | {
+        "device": device.partition(":")[0], "input_sha256": file_sha256(config.prompts),
+        "target": to_plain(read_spec(config.target))}
 
 
 def _batches(dialogues: Sequence[Dialogue], config: RegenerateConfig, target: Target) -> list[list[Dialogue]]:

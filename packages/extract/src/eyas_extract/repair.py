@@ -13,10 +13,11 @@ from eyas_contract import InvalidInput, ShardRecord
 from eyas_extract.capture import Capture
 from eyas_extract.check import Report, check
 from eyas_extract.config import RepairConfig
+from eyas_extract.disk import room_for, sync_folder
 from eyas_extract.dtypes import STORE_DTYPES
-from eyas_extract.pending import Pending, shards
+from eyas_extract.pending import Pending, settled, shards
 from eyas_extract.run import describe, fill
-from eyas_extract.store import StoreWriter, room_for, sync_folder, write_safetensors
+from eyas_extract.store import StoreWriter, write_safetensors
 from eyas_extract.target import load_target, pick_device, stop_ids
 from eyas_extract.template import ChatTemplate
 
@@ -60,6 +61,7 @@ def repair(config: RepairConfig) -> Repaired:
                   if shard.file in bad}
         tokens = 0
         template = ChatTemplate(config.target, sorted(stop_ids(config.target)))
+        config = settled(config, template, writer.source)
         done = []
         with making(config, device, writer) as make:
             for pending in shards(config, template, 1):

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from eyas_contract import (
     Contract,
     ContractMismatch,
+    CorruptFile,
     InvalidInput,
     Manifest,
     SampleRecord,
@@ -24,8 +26,11 @@ from eyas_contract.contract import write_text_atomic
 from eyas_contract.outputs import require_own
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import REJECTS_NAME
-from eyas_extract.check import read_tensor
-from eyas_extract.store import SOURCE_NAME, room_for, sync_folder, write_safetensors
+from eyas_extract.check import read_tensor, shard_faults
+from eyas_extract.disk import make_folder, room_for, sync_folder
+from eyas_extract.store import SOURCE_NAME, write_safetensors
+
+REMEDY = "Run `eyas-extract repair` on the store."
 
 
 def merge(stores: Sequence[Path], out: Path) -> Manifest:
@@ -34,6 +39,7 @@ def merge(stores: Sequence[Path], out: Path) -> Manifest:
     Raises:
         ContractMismatch: stores of different targets or captures (every difference named).
         InvalidInput: fewer than two, one not complete, a sample id that stands in two, or `out` not empty.
+        CorruptFile: a shard that is missing, or cut.
     """
     if len(stores) < 2:
         raise InvalidInput("merge", f"{len(stores)} stores", "two or more", "Name them.")
@@ -54,6 +60,8 @@ def merge(stores: Sequence[Path], out: Path) -> Manifest:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise InvalidInput("merge", "; ".join(faults[:5]) + more, "complete stores without a sample in common",
                            "Finish them, or leave one out.")
+    for store, manifest in zip(stores, manifests, strict=True):
+        _require_files(store, manifest)
     _begin(out)
     records: list[ShardRecord] = []
     for store, manifest in zip(stores, manifests, strict=True):
@@ -68,6 +76,7 @@ def split(store: Path, outs: tuple[Path, Path], share: float) -> tuple[Manifest,
 
     Raises:
         InvalidInput: not complete, a share that leaves one side empty, or an `out` that is not empty.
+        CorruptFile: a shard that is missing, or cut, or damaged where it is to be divided.
     """
     contract, manifest = Contract.load(store), Manifest.load(store)
     first = round(share * manifest.num_samples)
@@ -75,6 +84,11 @@ def split(store: Path, outs: tuple[Path, Path], share: float) -> tuple[Manifest,
         state = "complete" if manifest.complete else "not complete"
         raise InvalidInput(str(store), f"{manifest.num_samples} samples, {state}, a share of {share}",
                            "a complete store and samples on both sides", "Correct --share.")
+    _require_files(store, manifest)
+    ends = [*accumulate(len(shard.samples) for shard in manifest.shards)]
+    for shard, end in zip(manifest.shards, ends, strict=True):
+        if end - len(shard.samples) < first < end:  # new digests of its parts must not vouch for damage
+            _require_sound(store, contract, shard)
     sides: tuple[list[ShardRecord], list[ShardRecord]] = ([], [])
     for out in outs:
         _begin(out)
@@ -93,8 +107,27 @@ def split(store: Path, outs: tuple[Path, Path], share: float) -> tuple[Manifest,
 
 
 def _begin(out: Path) -> None:
+    make_folder(out)
     require_own(out, (), "a new or empty folder")
-    out.mkdir(parents=True, exist_ok=True)
+
+
+def _require_files(store: Path, manifest: Manifest) -> None:
+    faults = []
+    for shard in manifest.shards:
+        path = store / shard.file
+        size = path.stat().st_size if path.is_file() else None
+        if size != shard.bytes:
+            faults.append(f"{shard.file} " + ("is missing" if size is None else f"has {size} bytes, not {shard.bytes}"))
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CorruptFile(str(store), "; ".join(faults[:5]) + more, "the shards that its manifest names", REMEDY)
+
+
+def _require_sound(store: Path, contract: Contract, shard: ShardRecord) -> None:
+    if faults := [f"{'sample ' + sample + ': ' if sample else ''}{fault}"
+                  for sample, fault in shard_faults(store, contract, shard)]:
+        raise CorruptFile(str(store / shard.file), "; ".join(faults[:5]), "the states that were written, to be divided",
+                          REMEDY)
 
 
 def _linked(store: Path, shard: ShardRecord, out: Path, number: int) -> ShardRecord:

@@ -7,6 +7,7 @@ run and an undisturbed one write the same bytes.
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -26,15 +27,16 @@ from eyas_contract import (
     store_tensors,
 )
 from eyas_contract.commands import Progress, save_config
-from eyas_extract.capture import Capture
+from eyas_extract.capture import Capture, States
 from eyas_extract.config import RunConfig
 from eyas_extract.conversations import Reject, count_lines, file_sha256
 from eyas_extract.dtypes import STORE_DTYPES
+from eyas_extract.inside.gather import by_torch
 from eyas_extract.mask import Sample
-from eyas_extract.pending import shards
-from eyas_extract.store import Source, StoreWriter
-from eyas_extract.target import DTYPES, Target, load_target, pick_device, stop_ids
-from eyas_extract.template import ChatTemplate
+from eyas_extract.pending import settled, shards
+from eyas_extract.store import LONGEST, Source, StoreWriter
+from eyas_extract.target import DTYPES, Target, load_target, pick_device, positions, read_spec, stop_ids
+from eyas_extract.template import DAY, ChatTemplate, first_day
 from eyas_extract.values import layer_fault
 
 
@@ -76,6 +78,9 @@ def run(config: RunConfig) -> Summary:
     writer = StoreWriter(config.out, contract, source)
     try:
         save_config(config, config.out)
+        config = settled(config, template, writer.source)
+        if LONGEST in writer.source and not writer.manifest.complete:
+            say_limit(config, contract.target)
         already, check = writer.manifest.num_tokens, ""
         if not writer.manifest.complete:
             if config.engine == "sglang":
@@ -96,7 +101,7 @@ def describe(config: RunConfig, device: str) -> tuple[Contract, Source]:
     Raises:
         InvalidInput: no target, or settings that do not fit it (all named).
     """
-    spec = TargetSpec.from_folder(config.target)
+    spec = read_spec(config.target)
     capture, dtype = stored_capture(config, spec)
     source: Source = {"input_sha256": file_sha256(config.data), "overlong": config.overlong,
                       "shard_tokens": config.shard_tokens, "batch_tokens": config.batch_tokens,
@@ -104,7 +109,19 @@ def describe(config: RunConfig, device: str) -> tuple[Contract, Source]:
     if config.engine == "sglang":
         del source["batch_tokens"]
         source["engine"] = "sglang"
+    limit = positions(spec) - (config.engine == "sglang")  # SGLang takes no prompt that leaves no room for an answer
+    if 0 < limit < config.max_length:
+        source[LONGEST] = limit
+    if day := first_day(config.target, config.data):
+        source[DAY] = day
     return Contract(spec, capture), source
+
+
+def say_limit(config: RunConfig, spec: TargetSpec) -> None:
+    """Say that the target's positions, not --max-length, bound the samples."""
+    fate = "left out" if config.overlong == "reject" else "cut"
+    print(f"samples of more than {config.max_length} tokens are {fate}: the target has {positions(spec)} positions",  # noqa: T201
+          file=sys.stderr)
 
 
 def stored_capture(config: RunConfig, spec: TargetSpec) -> tuple[CaptureSpec, str]:
@@ -175,18 +192,25 @@ def batches(samples: Sequence[Sample], batch_tokens: int) -> list[list[int]]:
 
 def fill(capture: Capture, samples: Sequence[Sample], batch_tokens: int, dtype: torch.dtype,
          progress: Progress | None = None) -> tuple[dict[str, torch.Tensor], list[SampleRecord], list[Reject]]:
-    """One shard's tensors and records, and rejects for samples whose states cannot be used."""
+    """One shard's tensors and records, and rejects for samples whose states cannot be used.
+
+    Args:
+        dtype: of the stored states; e4m3 has a scale for each layer and token.
+    """
     lengths = [len(s.input_ids) for s in samples]
     bounds = [0, *accumulate(lengths)]
     width = (len(capture.aux_layer_ids) + 1) * capture.target.spec.hidden_size
     states = torch.empty(bounds[-1], width, dtype=dtype)
+    scales = torch.empty(bounds[-1], len(capture.aux_layer_ids) + 1)
     faults: dict[int, str] = {}
     start, done = time.monotonic(), 0
     for batch in batches(samples, batch_tokens):
         out = capture.states([samples[i].input_ids for i in batch])
-        together = torch.cat([*out.aux, out.last], dim=-1).to(dtype).cpu()
+        together, scaled = stored_states(out, dtype)
         for row, i in enumerate(batch):
             states[bounds[i]:bounds[i + 1]] = together[row, :lengths[i]]
+            if scaled is not None:
+                scales[bounds[i]:bounds[i + 1]] = scaled[row, :lengths[i]]
             fault = state_fault(states[bounds[i]:bounds[i + 1]], capture)
             if fault:
                 faults[i] = fault
@@ -195,15 +219,29 @@ def fill(capture: Capture, samples: Sequence[Sample], batch_tokens: int, dtype: 
             progress.update(len(batch), f"{done / (time.monotonic() - start):,.0f} tokens/s")
     good = [i for i in range(len(samples)) if i not in faults]
     if faults:
-        states = torch.cat([states[bounds[i]:bounds[i + 1]] for i in good] or [states[:0]])
+        states, scales = (torch.cat([each[bounds[i]:bounds[i + 1]] for i in good] or [each[:0]])
+                          for each in (states, scales))
     split = width - capture.target.spec.hidden_size
     tensors = {
         "input_ids": torch.tensor([t for i in good for t in samples[i].input_ids], dtype=torch.int32),
         "loss_mask": torch.tensor([m for i in good for m in samples[i].loss_mask], dtype=torch.uint8),
         "aux_hidden_states": states[:, :split], "last_hidden_state": states[:, split:],
+        **({"aux_scales": scales[:, :-1], "last_scale": scales[:, -1:]} if dtype == torch.float8_e4m3fn else {}),
         "sample_offsets": torch.tensor([0, *accumulate(lengths[i] for i in good)], dtype=torch.int64)}
     records = [SampleRecord(samples[i].id, lengths[i], samples[i].trained) for i in good]
     return tensors, records, [Reject(samples[i].line, samples[i].id, faults[i]) for i in sorted(faults)]
+
+
+def stored_states(out: States, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A batch's states [B, L, (K+1)*H] as they are stored, on the CPU, and of e4m3 the scales [B, L, K+1]."""
+    layers = [*out.aux, out.last]
+    if dtype != torch.float8_e4m3fn:
+        return torch.cat(layers, dim=-1).to(dtype).cpu(), None
+    rows, length, width = out.last.shape
+    together = torch.empty(rows * length, len(layers) * width, dtype=dtype, device=out.last.device)
+    scales = torch.empty(len(layers), rows * length, device=out.last.device)
+    by_torch([layer.flatten(0, 1) for layer in layers], together, scales)
+    return together.view(rows, length, -1).cpu(), scales.T.reshape(rows, length, -1).cpu()
 
 
 def state_fault(states: torch.Tensor, capture: Capture) -> str:

@@ -16,10 +16,11 @@ from eyas_contract import CaptureSpec, SampleRecord, TensorRecord
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import read_tensor
 from eyas_extract.digest import record_of
+from eyas_extract.disk import room_for
 from eyas_extract.dtypes import TORCH_DTYPES
 from eyas_extract.mask import Sample
 from eyas_extract.protocol import Mark, rows_file
-from eyas_extract.store import header_bytes, room_for, write_safetensors
+from eyas_extract.store import header_bytes, write_safetensors
 
 NUMBERS = itertools.count()
 

@@ -11,7 +11,7 @@ from eyas_extract.config import ShowConfig
 from eyas_extract.conversations import Reject, read_conversations
 from eyas_extract.mask import Sample, encode
 from eyas_extract.target import stop_ids
-from eyas_extract.template import ChatTemplate
+from eyas_extract.template import ChatTemplate, first_day
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def show(config: ShowConfig) -> Shown:
             raise _absent(config.store, config) from error
     else:
         assert config.data is not None
+        template.day = first_day(config.target, config.data)
         name, ids, mask = _from_data(config.data, config, template)
     pieces = tuple(template.decode([i]) for i in ids)
     return Shown(name, tuple(ids), pieces, tuple(bool(m) for m in mask), supervised(template, ids, mask))

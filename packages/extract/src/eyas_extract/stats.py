@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from eyas_contract import Contract, Manifest
 from eyas_contract.store import REJECTS_NAME
+from eyas_extract.conversations import read_rejects
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ def stats(store: Path) -> Stats:
     contract, manifest = Contract.load(store), Manifest.load(store)
     lengths = sorted(sample.tokens for shard in manifest.shards for sample in shard.samples) or [0]
     size = sum(shard.bytes for shard in manifest.shards)
-    path = store / REJECTS_NAME
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    reasons = Counter(re.sub(r"\d+", "N", json.loads(line)["reason"])[:160] for line in lines)
+    reasons = Counter(re.sub(r"\d+", "N", reject.reason)[:160] for reject in read_rejects(store / REJECTS_NAME))
     return Stats(f"{contract.target.architecture}, {contract.target.num_layers} layers", contract.capture.aux_layer_ids,
                  next(t.dtype for t in contract.capture.tensors if t.name == "aux_hidden_states"), manifest.complete,
                  len(manifest.shards), manifest.num_samples, manifest.num_tokens, manifest.num_trained, size,

@@ -7,13 +7,10 @@ replaced. A shard or reject that the manifest does not cover yet is made again b
 from __future__ import annotations
 
 import dataclasses
-import errno
-import fcntl
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +21,6 @@ from eyas_contract import (
     Contract,
     ContractMismatch,
     CorruptFile,
-    EyasError,
-    InvalidInput,
     Manifest,
     Mismatch,
     SampleRecord,
@@ -38,12 +33,14 @@ from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.outputs import require_own, with_temporary
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import MANIFEST_NAME, REJECTS_NAME
-from eyas_extract.conversations import Reject
+from eyas_extract.conversations import Reject, read_rejects
+from eyas_extract.digest import NEXT_LINE, place, place_fault
+from eyas_extract.disk import lock, make_folder, room_for, sync_folder
 from eyas_extract.dtypes import NAMES
+from eyas_extract.template import DAY
 
 SOURCE_NAME = "source.json"
-NEXT_LINE = "next_line"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST = "longest"  # tokens of a sample, where the target has fewer positions than --max-length
 
 Source = dict[str, str | int]
 
@@ -67,18 +64,6 @@ class Ready:
     next_line: int
 
 
-@contextmanager
-def room_for(path: Path) -> Iterator[None]:
-    """Turn a full disk into an EyasError that says that nothing committed is lost."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise EyasError(str(path), f"no room to write ({error.strerror})", "space on this disk, by eyas-extract",
-                        "What was committed is whole; make room and run the same command again.") from error
-
-
 class StoreWriter:
     """A store being written, or continued where it stopped.
 
@@ -90,22 +75,27 @@ class StoreWriter:
 
     Raises:
         ContractMismatch: the folder holds a store of another contract or source (every difference named).
-        InvalidInput: the folder holds something else.
+        CorruptFile: its last shard or its rejects are not what was written.
+        InvalidInput: the folder holds something else, or cannot be written.
     """
 
     def __init__(self, folder: Path, contract: Contract, source: Source, *, repairing: bool = False) -> None:
-        self.folder, self.contract, self.source, self.repairing = folder, contract, source, repairing
+        self.folder, self.contract, self.source, self.repairing = folder, contract, {**source}, repairing
         self.manifest = Manifest(tuple(sorted(contract.digests().items())), digest(source), False, ())
         self.next_line = 1
         self.rejects: list[Reject] = []
         self.rejects_saved = False  # whether the file holds just these
+        make_folder(folder)
         with room_for(folder):
-            folder.mkdir(parents=True, exist_ok=True)
             self.lock = lock(folder)
-            if (folder / MANIFEST_NAME).is_file():
-                self._continue()
-            else:
-                self._begin()
+            try:
+                if (folder / MANIFEST_NAME).is_file():
+                    self._continue()
+                else:
+                    self._begin()
+            except BaseException:
+                self.close()
+                raise
 
     def _begin(self) -> None:
         require_own(self.folder, with_temporary("contract.json", SOURCE_NAME, MANIFEST_NAME),
@@ -119,13 +109,14 @@ class StoreWriter:
         there = str(self.folder)
         mismatches = list(compare(Contract.load(self.folder), self.contract, there, "this run"))
         old = read_json(self.folder / SOURCE_NAME, "the store's source settings, by eyas-extract")
+        self._adopt(old)
         for key in sorted({*old, *self.source}):
             if old.get(key) != self.source.get(key):
                 mismatches.append(Mismatch(f"source.{key}", str(old.get(key)), str(self.source.get(key)), there,
                                            "this run"))
-        if not mismatches and found.source_sha256 != self.manifest.source_sha256:
-            mismatches.append(Mismatch("manifest.source_sha256", found.source_sha256, self.manifest.source_sha256,
-                                       there, "this run"))
+        if not mismatches and found.source_sha256 != digest(self.source):
+            mismatches.append(Mismatch("manifest.source_sha256", found.source_sha256, digest(self.source), there,
+                                       "this run"))
         if mismatches:
             raise ContractMismatch(tuple(mismatches), "continuing would mix two extractions in one store",
                                    "Give another --out, or run with the store's own input and settings.")
@@ -133,16 +124,16 @@ class StoreWriter:
         for leftover in self.folder.glob(".shard-*.safetensors.tmp*"):
             leftover.unlink()
         if found.shards and not self.repairing:
-            path = self.folder / found.shards[-1].file
-            value = read_header(path).metadata.get(NEXT_LINE, "") if path.is_file() else ""
-            if not value.isdigit():
-                raise CorruptFile(str(path), "the last committed shard is missing or not ours",
-                                  "a shard with its place in the input", "Run `eyas-extract repair` on the store.")
-            self.next_line = int(value)
-        path = self.folder / REJECTS_NAME
-        if path.is_file():
-            rejects = [Reject(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-            self.rejects = [r for r in rejects if found.complete or self.repairing or r.line < self.next_line]
+            self.next_line = _place_of(self.folder / found.shards[-1].file)
+        self.rejects = [r for r in read_rejects(self.folder / REJECTS_NAME)
+                        if found.complete or self.repairing or r.line < self.next_line]
+
+    def _adopt(self, old: Source) -> None:
+        """What a store was begun with and no flag says; a store that is older than these has neither."""
+        for key in (DAY, LONGEST):
+            self.source.pop(key, None)
+            if key in old:
+                self.source[key] = old[key]
 
     def commit(self, tensors: dict[str, torch.Tensor], samples: Sequence[SampleRecord], rejects: Sequence[Reject],
                next_line: int) -> None:
@@ -186,7 +177,7 @@ class StoreWriter:
 
     def metadata(self, next_line: int) -> dict[str, str]:
         """What stands in a shard's header."""
-        return {**self.contract.digests(), NEXT_LINE: str(next_line)}
+        return {**self.contract.digests(), **place(next_line)}
 
     def _register(self, shards: Sequence[ShardRecord], rejects: Sequence[Reject], next_line: int) -> None:
         with room_for(self.folder):
@@ -215,25 +206,19 @@ class StoreWriter:
         self.manifest = manifest
 
 
+def _place_of(path: Path) -> int:
+    """The first input line after a store's last shard."""
+    metadata = read_header(path).metadata if path.is_file() else {}
+    fault = place_fault(metadata)
+    if fault or not metadata.get(NEXT_LINE, "").isdigit():
+        raise CorruptFile(str(path), fault or "the last committed shard is missing or not ours",
+                          "a shard with its place in the input", "Run `eyas-extract repair` on the store.")
+    return int(metadata[NEXT_LINE])
+
+
 def shard_name(number: int) -> str:
     """File name of a shard."""
     return f"shard-{number:06d}.safetensors"
-
-
-def lock(path: Path) -> int:
-    """Hold a file or folder against other writers, until the returned handle is closed or this process ends.
-
-    Raises:
-        InvalidInput: another process holds it.
-    """
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise InvalidInput(str(path), "another eyas-extract writes to it now", "one writer at a time",
-                           "Wait for it, or give another --out.") from error
-    return handle
 
 
 def header_bytes(entries: Sequence[tuple[str, str, tuple[int, ...], int]], metadata: dict[str, str]) -> bytes:
@@ -275,12 +260,3 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
         raise
     sync_folder(path.parent)
     return tuple(records), len(header) + sum(block.nbytes for block in blocks)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

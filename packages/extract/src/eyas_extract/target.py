@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from eyas_contract import InvalidInput, TargetSpec
+from eyas_contract.contract import read_json
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -55,15 +55,57 @@ def pick_device(name: str) -> str:
     return name
 
 
+def read_spec(folder: Path) -> TargetSpec:
+    """A target's facts, once the files that its readers take for objects are some.
+
+    Raises:
+        InvalidInput: no target, or a file of its that cannot be read.
+    """
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        _settings(folder / name)
+    return TargetSpec.from_folder(folder)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """A JSON object of the target's folder; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    wanted = "a JSON object, as Hugging Face writes it, by eyas-extract"
+    value = read_json(path, wanted)
+    if not isinstance(value, dict):
+        raise InvalidInput(str(path), f"a JSON {type(value).__name__}", wanted, "Restore the file.")
+    return value
+
+
 def stop_ids(folder: Path) -> frozenset[int]:
-    """`eos_token_id` (one or several) of `generation_config.json`, else of `config.json`."""
+    """`eos_token_id` (one or several) of `generation_config.json`, else of `config.json`.
+
+    Raises:
+        InvalidInput: one of the files is no JSON object, or holds something else under that name.
+    """
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file():
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            if value is not None:
-                return frozenset(value if isinstance(value, list) else [value])
+        value = _settings(folder / name).get("eos_token_id")
+        if value is not None:
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(each) is int for each in ids):
+                raise InvalidInput(str(folder / name), f"eos_token_id {value!r:.60}", "one token id or several, by "
+                                   "eyas-extract", "Correct the file.")
+            return frozenset(ids)
     return frozenset()
+
+
+def positions(spec: TargetSpec) -> int:
+    """Most tokens that the target has positions for; 0 where its config does not say.
+
+    A rope's `factor` counts where the config still has the unscaled number, which is how SGLang tells.
+    Source: `get_context_length`, sglang/srt/utils/hf_transformers/common.py.
+    """
+    scaling = dict(spec.rope.scaling)
+    factor = scaling.get("factor", 1)
+    whole = spec.rope.type == "llama3" or "original_max_position_embeddings" in scaling
+    if whole or not isinstance(factor, int | float):
+        factor = 1
+    return int(factor * spec.max_position_embeddings)
 
 
 def load_target(folder: Path, device: str, dtype: str = "auto") -> Target:
@@ -75,7 +117,7 @@ def load_target(folder: Path, device: str, dtype: str = "auto") -> Target:
     Raises:
         InvalidInput: not a model folder, or a model class whose parts are not where Hugging Face puts them (all named).
     """
-    spec = TargetSpec.from_folder(folder)
+    spec = read_spec(folder)
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES.get(dtype, dtype)).to(device).eval()

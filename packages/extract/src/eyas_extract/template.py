@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ import jinja2
 from transformers import AutoTokenizer
 
 from eyas_contract import InvalidInput
+from eyas_contract.contract import read_json
 from eyas_contract.fingerprint import chat_template
 from eyas_extract.conversations import RowFault
 
 # What a template's expressions raise on values it did not expect, beside jinja's own errors.
-TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError)
+TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError)
+DAY, SETTINGS = "template_date", ".config.json"  # where a date is kept: its key, and the file beside answers
+CLOCK = "strftime_now"  # the function by which a template prints the date; transformers offers no other
 
 
 class ChatTemplate:
@@ -27,19 +32,23 @@ class ChatTemplate:
 
     Raises:
         InvalidInput: no tokenizer or no chat template in the folder.
+
+    Attributes:
+        day: the date (ISO) that the template prints where it prints one; empty for that of each rendering.
     """
 
     def __init__(self, folder: Path, stop_ids: Sequence[int] = ()) -> None:
         wanted = "a tokenizer with a chat template, by eyas-extract"
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # tokenizers raises nothing more definite
             raise InvalidInput(str(folder), f"no usable tokenizer ({error})", wanted,
                                "Put the target's tokenizer files into the folder.") from error
         text = self.tokenizer.chat_template or chat_template(folder)
         if not isinstance(text, str) or not text:
             raise InvalidInput(str(folder), "no chat template", wanted,
                                "Put the target's chat_template.jinja into the folder.")
+        self.day = ""
         own = self.tokenizer.eos_token_id
         self.stop_ids = frozenset([*stop_ids, *([own] if own is not None else [])])
 
@@ -58,7 +67,7 @@ class ChatTemplate:
         try:
             return str(self.tokenizer.apply_chat_template(
                 [_shown(m) for m in messages], tools=list(tools) if tools else None, tokenize=False,
-                add_generation_prompt=prompt))
+                add_generation_prompt=prompt, **self._clock()))
         except TEMPLATE_ERRORS as error:
             raise RowFault(f"the chat template refuses the row: {error}") from error
 
@@ -71,10 +80,13 @@ class ChatTemplate:
         try:
             result = self.tokenizer.apply_chat_template(
                 [_shown(m) for m in messages], tools=list(tools) if tools else None, return_dict=True,
-                return_assistant_tokens_mask=True)
+                return_assistant_tokens_mask=True, **self._clock())
         except (*TEMPLATE_ERRORS, NotImplementedError) as error:
             raise RowFault(f"the chat template refuses the row: {error}") from error
         return list(result["input_ids"]), list(result["assistant_masks"])
+
+    def _clock(self) -> dict[str, Any]:
+        return {CLOCK: datetime.fromisoformat(self.day).strftime} if self.day else {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of rendered text; the template has already put in what begins a sequence."""
@@ -83,6 +95,25 @@ class ChatTemplate:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of tokens, special ones included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def first_day(folder: Path, data: Path | None = None) -> str:
+    """The date (ISO) that a target's template is to print from now on; empty where it prints none.
+
+    Args:
+        folder: the target's.
+        data: answers; those by `regenerate` keep the date that their prompts had.
+    """
+    if CLOCK not in chat_template(folder):
+        return ""
+    handed_on = ""
+    if data is not None:
+        settings = data.with_name(data.name + SETTINGS)
+        with contextlib.suppress(InvalidInput, AttributeError):
+            handed_on = read_json(settings, "the settings of regenerate").get(DAY, "")
+    with contextlib.suppress(TypeError, ValueError):
+        return date.fromisoformat(handed_on).isoformat()
+    return date.today().isoformat()
 
 
 def _shown(message: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ def layer_fault(values: torch.Tensor, name: str) -> str:
     The least and the greatest, found in one pass, show NaN, infinity and nothing but zeros; only then the bad are
     counted.
     """
+    if values.element_size() == 1:
+        values = values.float()  # torch counts nothing in e4m3
     least, greatest = map(float, torch.aminmax(values)) if values.numel() else (0.0, 0.0)
     if not (math.isfinite(least) and math.isfinite(greatest)):
         return f"{values.numel() - int(torch.isfinite(values).sum())} non-finite values in the states of {name}"

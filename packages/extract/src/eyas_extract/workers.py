@@ -14,11 +14,12 @@ from typing import Protocol
 
 from eyas_contract import EngineFailure, SampleRecord, TensorRecord
 from eyas_extract.protocol import Captor, RowsDone, read_rows, rows_file
-from eyas_extract.server import Server, ServerLost
+from eyas_extract.server import Refused, Server, ServerLost
 from eyas_extract.shard_file import ShardFile
 
 POLL = 0.01  # seconds
 TRIES = 3  # of a sample whose rows did not all come
+BAD_REQUEST = 400  # HTTP: what SGLang says of a prompt that it cannot take
 LOSSES = 5  # of servers over one shard, after which the shard is thought to be why
 
 
@@ -177,11 +178,14 @@ def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], pat
     """
     marks = file.marks()
     number = {mark.first: i for i, mark in enumerate(marks)}
-    waiting, bad, offset = set(number.values()), {}, 0
+    waiting, offset = set(number.values()), 0
+    bad: dict[int, str] = {}
     for attempt in range(TRIES):
-        asked, marks = sorted(waiting), file.marks(attempt)
+        asked = sorted(waiting)
         with turn or nullcontext():
-            server.prefill([file.samples[i].input_ids for i in asked], [marks[i].request_id() for i in asked])
+            refused = _ask(server, file, asked, attempt)
+        bad |= refused
+        waiting -= refused.keys()
         faults: dict[int, str] = {}
         deadline = time.monotonic() + patience
         while len(faults) < len(waiting):
@@ -209,6 +213,27 @@ def fill(server: Server, file: ShardFile, require: Callable[[Captor], None], pat
             return bad
     raise EngineFailure(server.url, f"{len(faults)} samples incomplete {TRIES} times: {next(iter(faults.values()))}",
                         "one row of states for each token, by eyas-extract", "Nothing of them was stored.")
+
+
+def _ask(server: Server, file: ShardFile, asked: Sequence[int], attempt: int) -> dict[int, str]:
+    """Have samples computed, each alone where the server refuses them together; number and reason of those refused."""
+    together, alone = (file.marks(2 * attempt + again) for again in (0, 1))
+    ids = [file.samples[i].input_ids for i in asked]
+    try:
+        server.prefill(ids, [together[i].request_id() for i in asked])
+        return {}
+    except Refused as refusal:
+        if refusal.status != BAD_REQUEST:
+            raise
+    refused = {}
+    for i, each in zip(asked, ids, strict=True):
+        try:
+            server.prefill([each], [alone[i].request_id()])
+        except Refused as refusal:
+            if refusal.status != BAD_REQUEST:
+                raise
+            refused[i] = f"the server refuses: {refusal.found[:300]}"
+    return refused
 
 
 def _check(line: RowsDone, rows: int) -> None:
