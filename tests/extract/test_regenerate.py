@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from eyas_contract import ContractMismatch, EyasError, InvalidInput
+from eyas_contract.outputs import lock
 from eyas_extract.answers import Answers
 from eyas_extract.config import RegenerateConfig
 from eyas_extract.conversations import Reject
-from eyas_extract.disk import lock
 from eyas_extract.regenerate import Regenerated, regenerate
 from eyas_extract.template import ChatTemplate
 
@@ -106,7 +106,7 @@ def test_a_template_that_refuses_the_new_history(tiny_target: Path, write: Write
 def test_a_second_writer_is_refused_before_it_writes(tmp_path: Path) -> None:
     """Both may begin at once, and the second would say in the record that the answers are its own."""
     first = Answers(tmp_path / "o", {"seed": 1})
-    with pytest.raises(InvalidInput, match=r"o\.lock: another eyas-extract writes to it now"):
+    with pytest.raises(InvalidInput, match=r"o\.lock: another process of eyas writes to it now"):
         Answers(tmp_path / "o", {"seed": 2})
     assert json.loads((tmp_path / "o.config.json").read_text()) == {"seed": 1}
     first.append([{"line": 1}])
@@ -131,7 +131,7 @@ def test_two_writers_at_once_are_refused(tiny_target: Path, write: Write, tmp_pa
     prompts = write([{"messages": [user("copy red")]}])
     make(tiny_target, prompts, tmp_path / "o")
     handle = lock(tmp_path / "o.lock")
-    with pytest.raises(InvalidInput, match="another eyas-extract"):
+    with pytest.raises(InvalidInput, match="another process of eyas"):
         make(tiny_target, prompts, tmp_path / "o")
     os.close(handle)
     make(tiny_target, prompts, tmp_path / "o")

@@ -145,7 +145,7 @@ def test_two_writers_at_once_are_refused(tiny_target: Path, answers: Path, store
     from eyas_extract.store import StoreWriter
 
     writer = StoreWriter(store, *describe(settings(tiny_target, answers, store), "cpu"))
-    with pytest.raises(InvalidInput, match="another eyas-extract"):
+    with pytest.raises(InvalidInput, match="another process of eyas"):
         run(settings(tiny_target, answers, store))
     writer.close()
     run(settings(tiny_target, answers, store))

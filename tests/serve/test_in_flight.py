@@ -142,7 +142,7 @@ def test_a_signal_ends_a_bench_whose_requests_hang(bench: BenchConfig, number: s
 def test_a_folder_belongs_to_one_server(scenario: Scenario) -> None:
     config = scenario("ok")
     with Server(config) as first:
-        with pytest.raises(InvalidInput, match="the folder of a server that runs"), Server(config):
+        with pytest.raises(InvalidInput, match="another process of eyas writes to it"), Server(config):
             pass
         first.look()
         assert first.client.healthy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 from collections.abc import Collection
@@ -47,6 +48,22 @@ def require_place(path: Path, wanted: str, taken: Collection[str] = ()) -> None:
         found = "in a folder that cannot be written to"
     if found:
         raise InvalidInput(str(path), found, wanted, "Give another place.")
+
+
+def lock(path: Path) -> int:
+    """Hold a file or folder against other writers, until the returned handle is closed or this process ends.
+
+    Raises:
+        InvalidInput: another process holds it.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise InvalidInput(str(path), "another process of eyas writes to it now", "one writer at a time",
+                           "Wait for its end, or give another place.") from error
+    return handle
 
 
 def with_temporary(*names: str) -> set[str]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from eyas_contract import ContractMismatch, InvalidInput, Mismatch
 from eyas_contract.contract import read_json, write_text_atomic
-from eyas_extract.disk import lock, make_folder, room_for
+from eyas_contract.outputs import lock
+from eyas_extract.disk import make_folder, room_for
 from eyas_extract.template import DAY, SETTINGS
 
 Row = dict[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,22 +45,6 @@ def make_folder(folder: Path) -> None:
     if found:
         raise InvalidInput(str(folder), found, "a folder to write results into, by eyas-extract",
                            "Give another folder.")
-
-
-def lock(path: Path) -> int:
-    """Hold a file or folder against other writers, until the returned handle is closed or this process ends.
-
-    Raises:
-        InvalidInput: another process holds it.
-    """
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise InvalidInput(str(path), "another eyas-extract writes to it now", "one writer at a time",
-                           "Wait for it, or give another --out.") from error
-    return handle
 
 
 def sync_folder(folder: Path) -> None:

@@ -30,12 +30,12 @@ from eyas_contract import (
 )
 from eyas_contract.canonical import digest, dumps
 from eyas_contract.contract import read_json, write_text_atomic
-from eyas_contract.outputs import require_own, with_temporary
+from eyas_contract.outputs import lock, require_own, with_temporary
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import MANIFEST_NAME, REJECTS_NAME
 from eyas_extract.conversations import Reject, read_rejects
 from eyas_extract.digest import NEXT_LINE, place, place_fault
-from eyas_extract.disk import lock, make_folder, room_for, sync_folder
+from eyas_extract.disk import make_folder, room_for, sync_folder
 from eyas_extract.dtypes import NAMES
 from eyas_extract.template import DAY
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from pathlib import Path
-from typing import TextIO
 
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.contract import FILE_NAME
@@ -65,19 +62,3 @@ def choose_port(host: str, port: int) -> int:
 def cores() -> list[int]:
     """The processor cores that this process may use."""
     return sorted(os.sched_getaffinity(0))
-
-
-def own(folder: Path) -> TextIO:
-    """Lock a folder for one server: a second would take the first one's ranks and log for old ones.
-
-    Raises:
-        InvalidInput: another holds it.
-    """
-    lock = (folder / ".lock").open("w", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise InvalidInput(str(folder), "the folder of a server that runs", "one of its own, by --run-dir",
-                           "Give another --run-dir, or none.") from error
-    return lock

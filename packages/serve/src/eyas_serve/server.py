@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from eyas_contract import EngineFailure
 from eyas_contract.checkpoint_files import weight_sizes
 from eyas_contract.commands import duration
 from eyas_contract.contract import write_text_atomic
+from eyas_contract.outputs import lock
 from eyas_serve import processes, proof
 from eyas_serve.api_key import read_key, write_engine_config
-from eyas_serve.before_start import check_draft, choose_port, cores, network_remarks, own
+from eyas_serve.before_start import check_draft, choose_port, cores, network_remarks
 from eyas_serve.child import Child
 from eyas_serve.client import Client
 from eyas_serve.config import ServeConfig
@@ -59,7 +61,7 @@ class Server:
         self.url = ""
         self.acceptance_length: float | None = None
         self._key_file: Path | None = None
-        self._lock: TextIO | None = None  # held while the folder is ours
+        self._lock: int | None = None  # held while the run folder is ours
 
     def __enter__(self) -> Server:
         return self.start()
@@ -123,7 +125,8 @@ class Server:
             self.tell("stopped")
         self._forget_key_file()
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
+            self._lock = None
         atexit.unregister(self.stop)
 
     def watch(self) -> None:
@@ -145,7 +148,7 @@ class Server:
         self.run_dir = self.config.run_dir or Path(tempfile.mkdtemp(prefix="eyas-serve-"))
         self.log, self.status_dir = self.run_dir / "server.log", self.run_dir / "ranks"
         self.status_dir.mkdir(parents=True, exist_ok=True)
-        self._lock = own(self.run_dir)
+        self._lock = lock(self.run_dir)  # a second server would take the first one's ranks and log for old ones
         put_aside(self.log)
         for old in self.status_dir.iterdir():
             old.unlink()
