@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from specs import SPEC
 
-from eyas_contract import InvalidInput
+from eyas_contract import CorruptFile, InvalidInput
 from eyas_draft import cli
-from eyas_draft.advise import Point, advise, fit, worth
+from eyas_draft.advise import Point, advise, fit, read_points, worth
 from eyas_draft.batches import split
 from eyas_draft.config import PlanConfig, PlotConfig
 from eyas_draft.flops import layer_weights, step_flops
 from eyas_draft.plan import plan
-from eyas_draft.plot import plot
+from eyas_draft.plot import plot, read_series
 from eyas_draft.store import Store
 
 TRUE = {"ceiling": 3.0, "scale": 40.0, "exponent": 0.3, "repetitions": 4.0}
@@ -106,6 +106,31 @@ def test_a_plan_counts_the_draft_and_the_store(store: Path, tiny_target: Path) -
     assert twice.hours == pytest.approx(needs.hours / 2, abs=1e-3)
     with pytest.raises(InvalidInput, match="--tokens"):
         plan(PlanConfig(tiny_target))
+
+
+def test_a_plan_takes_the_targets_vocabulary_where_that_is_smaller(tiny_target: Path) -> None:
+    """The default is 32,000, and it is not the target's fault."""
+    smaller = plan(PlanConfig(tiny_target, tokens=10_000))
+    assert smaller == plan(PlanConfig(tiny_target, tokens=10_000, vocab_size=0))
+
+
+def test_runs_that_are_shown_elsewhere_are_still_alike(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(n), n * 1e5, n / 4) for n in (1, 2, 4)]
+    path = runs[1] / "config.resolved.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "log_to": ["tensorboard"]}))
+    assert len(advise(runs)[1]) == 6
+
+
+def test_metrics_of_a_run_that_was_killed_are_read_up_to_the_last_whole_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", 1e5, 1.0)
+    whole = read_series(run), read_points(run, 0)
+    with (run / "metrics.jsonl").open("a") as sink:
+        sink.write('{"step": 13, "loss": 2.0, "ste')
+    assert (read_series(run), read_points(run, 0)) == whole
+    with (run / "metrics.jsonl").open("a") as sink:
+        sink.write("\n")
+    with pytest.raises(CorruptFile, match=r"metrics\.jsonl, line 25"):
+        read_series(run)
 
 
 def test_commands_answer(store: Path, tiny_target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas_contract import InvalidInput
-from eyas_draft import checkpoint
+from eyas_contract import CorruptFile, InvalidInput
+from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import split
 from eyas_draft.config import TrainConfig
 from eyas_draft.ranks import Ranks
@@ -136,6 +136,17 @@ def test_every_step_is_shared_out_whole_and_in_as_many_passes(world: int, accumu
     for step in range(steps):
         taken = [plan for share in shares for plan in share[step * passes:(step + 1) * passes] if plan]
         assert sorted(taken) == plans[step * accumulate:(step + 1) * accumulate]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed")  # is not there, as is meant here
+def test_a_cut_checkpoint_of_several_is_named(tmp_path: Path) -> None:
+    tensors = {"model.fc.weight": torch.randn(64, 64)}
+    sharded.write(tmp_path / "step-00000002", tensors, {"step": 2}, Ranks(0, 1, torch.device("cpu"), shared=False))
+    part, = (tmp_path / "step-00000002").glob("*.distcp")
+    part.write_bytes(part.read_bytes()[:-3000])
+    for read in (lambda: sharded.read_into(part.parent, tensors), lambda: sharded.read_whole(part.parent)):
+        with pytest.raises(CorruptFile, match=r"step-00000002: unreadable.*the checkpoint before"):
+            read()
 
 
 def test_a_numbered_device_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

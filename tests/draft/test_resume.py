@@ -116,7 +116,7 @@ def test_a_finished_run_is_left_alone(undisturbed: Path, store: Path, tiny_targe
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path, 3, {"x": torch.zeros(100)}, keep=1)
+    path = checkpoint.save(tmp_path, 3, {"x": torch.zeros(100)})
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(CorruptFile, match=r"step-00000003\.pt.*the checkpoint before"):
         checkpoint.load(tmp_path)

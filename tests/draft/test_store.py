@@ -134,10 +134,31 @@ def test_samples_with_nan_are_passed_over_up_to_the_limit(tmp_path: Path, tiny_t
     opened = Store(storemaker.write_store(tmp_path / "s", tiny_target, bad))
     loader = Loader(opened, range(8), 10_000, seed=0, limit=2)
     assert [i for i, _ in loader.load(range(8))] == [0, 1, 3, 4, 6, 7]
-    loader.load(range(8))
-    assert sorted(loader.skipped) == sorted([bad[2][0], bad[5][0]])
+    assert not loader.skipped  # only read ahead so far
+    for _ in range(2):
+        loader.pass_over([2, 5])
+    assert loader.skipped == [bad[2][0], bad[5][0]]
     with pytest.raises(InvalidInput, match=r"NaN or infinite.*2 samples"):
-        Loader(opened, range(8), 10_000, seed=0, limit=1).load(range(8))
+        Loader(opened, range(8), 10_000, seed=0, limit=1).pass_over([2, 5])
+
+
+def test_samples_that_are_known_to_be_bad_do_not_end_a_run_that_is_continued(store: Path) -> None:
+    """Of several processes each counts its own between checkpoints; one that goes on starts from the count of all."""
+    opened = Store(store)
+    loader = Loader(opened, range(20), 100, seed=0, limit=1, skipped=[opened.id(3), opened.id(4)])
+    loader.pass_over([3, 4])
+    with pytest.raises(InvalidInput, match=r"in 3 samples.*--max-bad-samples"):
+        loader.pass_over([5])
+    with pytest.raises(InvalidInput, match="in 2 samples"):
+        Loader(opened, range(20), 100, seed=0, limit=1, skipped=loader.skipped[:2]).require_few()
+
+
+def test_a_run_without_one_finite_sample_is_refused_within_the_limit(store: Path) -> None:
+    opened = Store(store)
+    loader = Loader(opened, [4, 7], 100, seed=0, limit=10)
+    loader.pass_over([4, 5])  # 5 is held out
+    with pytest.raises(InvalidInput, match="all 2 samples to train on"):
+        loader.pass_over([7])
 
 
 def test_epochs_hold_every_sample_once_in_batches_within_the_size() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import storemaker
 import torch
 
 from eyas_contract import InvalidInput
@@ -56,3 +59,30 @@ def test_another_draft_is_refused_with_every_difference(store: Path, tiny_target
                          intermediate_size=200, norm_output=True)
     with pytest.raises(InvalidInput, match=r"norms.*norm_output.*down_proj.*gate_proj"):
         prepare(config)
+
+
+def test_heads_and_epsilon_are_compared_where_shapes_agree(store: Path, tiny_target: Path, tmp_path: Path,
+                                                           published: tuple[Path, Path]) -> None:
+    draft = Path(shutil.copytree(published[1], tmp_path / "draft"))
+    (draft / "contract.json").unlink()
+    plain = json.loads((draft / "config.json").read_text())
+    plain |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "rms_norm_eps": 1e-3}
+    (draft / "config.json").write_text(json.dumps(plain))
+    with pytest.raises(InvalidInput, match=r"head_dim 8, not 16; num_attention_heads 8, not 4; num_key_value_heads 4, "
+                                           r"not 2; rms_norm_eps 0\.001, not 1e-05"):
+        prepare(TrainConfig(store, tiny_target, tmp_path / "run", vocab_size=64, warm_start=draft))
+
+
+def test_a_draft_that_names_no_layers_is_of_those_that_engines_take(
+        store: Path, tiny_target: Path, tmp_path: Path, published: tuple[Path, Path], rows: list[storemaker.Row],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = Path(shutil.copytree(published[1], tmp_path / "draft"))
+    (draft / "contract.json").unlink()
+    plain = json.loads((draft / "config.json").read_text())
+    del plain["eagle_config"]
+    (draft / "config.json").write_text(json.dumps(plain))
+    prepare(TrainConfig(store, tiny_target, tmp_path / "run", vocab_size=64, warm_start=draft))
+    monkeypatch.setattr(storemaker, "default_aux_layer_ids", lambda _: (0, 2, 5))
+    other = storemaker.write_store(tmp_path / "other", tiny_target, rows[:24])
+    with pytest.raises(InvalidInput, match=r"layers \[1, 3, 4\] \(it names none.*not \[0, 2, 5\]"):
+        prepare(TrainConfig(other, tiny_target, tmp_path / "run", vocab_size=64, warm_start=draft))

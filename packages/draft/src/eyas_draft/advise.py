@@ -11,7 +11,6 @@ Source: the form of U from "Scaling Data-Constrained Language Models" (arXiv 230
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy.typing as npt
 
 from eyas_contract import InvalidInput
 from eyas_contract.contract import read_json
+from eyas_draft.metrics import read_rows
 
 Floats = npt.NDArray[np.float64]
 EXPONENTS = np.geomspace(0.05, 1.5, 30)
@@ -89,14 +89,14 @@ def read_points(run: Path, number: int) -> tuple[list[Point], float]:
 
     Raises:
         InvalidInput: no metrics, or none with the numbers needed.
+        CorruptFile: see `read_rows`.
     """
     path = run / "metrics.jsonl"
     wanted = "a run of eyas-draft train with measurements on held-out samples"
     if not path.is_file():
         raise InvalidInput(str(path), "no such file", wanted, "Give the run's folder.")
     points, tokens, seconds = [], 0, 0.0
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_rows(path):
         tokens += row.get("tokens", 0)
         seconds += row.get("seconds", 0.0)
         held = row.get("heldout")
@@ -191,10 +191,10 @@ def _advice(text: str, data: float, epochs: float, centre: Fit, others: Sequence
 
 
 def _require_alike(runs: Sequence[Path]) -> None:
-    """Runs may differ in fraction, epochs and folders alone."""
+    """Runs may differ in fraction, epochs, folders and what is shown of them alone."""
     settings: list[dict[str, Any]] = [read_json(run / "config.resolved.json", "a run's settings") for run in runs]
     free = {"out", "fraction", "epochs", "max_steps", "checkpoint_every", "keep", "log_seconds", "verify_store",
-            "compile", "cuda_graph", "resident", "max_bad_samples", "max_bad_steps"}
+            "compile", "cuda_graph", "resident", "max_bad_samples", "max_bad_steps", "log_to"}
     differing = sorted({key for other in settings[1:] for key in {*settings[0], *other} - free
                         if settings[0].get(key) != other.get(key)})
     if differing:

@@ -8,7 +8,7 @@ Shape suffixes: T tokens of a batch (documents one after another), K aux states,
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -117,14 +117,15 @@ def split(store: Store, share: float, seed: int, fraction: float = 1.0) -> tuple
 
 
 class Loader:
-    """Gives the batches of a run in order, skipping samples with non-finite states up to a limit.
+    """Gives the batches of a run in order, without samples whose states are not finite, of which it keeps an account.
 
     Args:
         store, indices: what to read.
         tokens: batch size.
         seed: order.
         limit: samples with NaN or infinite states that are passed over before the run stops.
-        skipped: ids passed over so far (part of the checkpoint).
+        skipped: ids passed over so far (part of the checkpoint); by all processes, from one checkpoint to the next by
+            this one.
     """
 
     def __init__(self, store: Store, indices: Sequence[int], tokens: int, seed: int, limit: int,
@@ -135,7 +136,11 @@ class Loader:
 
     def num_batches(self, epoch: int) -> int:
         """Batches in an epoch."""
-        return len(plan_epoch(self._lengths, self.indices, self.tokens, self.seed, epoch))
+        return len(self.plan(epoch))
+
+    def plan(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch."""
+        return plan_epoch(self._lengths, self.indices, self.tokens, self.seed, epoch)
 
     def batches(self, cursor: int) -> Iterator[list[tuple[int, Sample]]]:
         """Endless batches of (index, sample) from the batch number `cursor` on, epochs one after another."""
@@ -145,34 +150,34 @@ class Loader:
         """Endless batches of sample numbers from the batch number `cursor` on, epochs one after another."""
         epoch = 0
         while True:
-            plan = plan_epoch(self._lengths, self.indices, self.tokens, self.seed, epoch)
+            plan = self.plan(epoch)
             yield from plan[cursor:]
             cursor, epoch = max(0, cursor - len(plan)), epoch + 1
 
     def load(self, indices: Sequence[int]) -> list[tuple[int, Sample]]:
-        """Read samples; those with non-finite states are left out and counted.
+        """Read samples; those with non-finite states are left out. They count once their batch's turn has come, not
+        when it is read ahead, or the account would depend on the pace of a thread: see `pass_over`."""
+        samples = ((index, self.store.sample(index)) for index in indices)
+        return [(index, sample) for index, sample in samples if sample.finite]
+
+    def pass_over(self, indices: Iterable[int]) -> None:
+        """Count samples with non-finite states, each once.
 
         Raises:
-            InvalidInput: more than `limit` such samples.
+            InvalidInput: see `require_few`.
         """
-        kept = []
         for index in indices:
-            sample = self.store.sample(index)
-            if sample.finite:
-                kept.append((index, sample))
-            else:
-                self.pass_over(sample.id)
-        return kept
+            if self.store.id(index) not in self.skipped:
+                self.skipped.append(self.store.id(index))
+                self.require_few()
 
-    def pass_over(self, sample_id: str) -> None:
-        """Count a sample with non-finite states.
-
-        Raises:
-            InvalidInput: more than `limit` such samples.
-        """
-        if sample_id not in self.skipped:
-            self.skipped.append(sample_id)
-        if len(self.skipped) > self.limit:
-            raise InvalidInput(str(self.store.folder), f"NaN or infinite states in {len(self.skipped)} samples: "
-                               f"{', '.join(self.skipped[:10])}", f"at most {self.limit}, by --max-bad-samples",
-                               "The target overflowed while extracting (often fp16); extract again in bf16.")
+    def require_few(self) -> None:
+        """Raise InvalidInput where more than `limit` samples were passed over, or every one that is trained on."""
+        bad = set(self.skipped)
+        none_left = len(bad) >= len(self.indices) and all(self.store.id(i) in bad for i in self.indices)
+        if len(bad) > self.limit or none_left:
+            which = f"all {len(self.indices)} samples to train on" if none_left else f"{len(bad)} samples"
+            raise InvalidInput(str(self.store.folder), f"NaN or infinite states in {which}: "
+                               f"{', '.join(self.skipped[:10])}", f"at most {self.limit}, by --max-bad-samples, and "
+                               "some that are finite", "The target overflowed while extracting (often fp16); extract "
+                               "again in bf16.")

@@ -1,4 +1,5 @@
-"""Checkpoints that survive being killed at any moment: written beside, synced, renamed; old ones go last.
+"""Checkpoints that survive being killed at any moment: written beside, synced, renamed, named the best where they are;
+old ones go last. Each says what it measured, and which was the best when it was written.
 
 One process writes a file `step-N.pt`; several write a folder `step-N` together (`sharded.py`). Either can be continued
 by any number of processes, and exported.
@@ -24,8 +25,8 @@ FOLDER = "checkpoints"
 BEST = "best.json"
 
 
-def save(run: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
-    """Write the checkpoint of `step` as one file, then remove old ones."""
+def save(run: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write the checkpoint of `step` as one file."""
     path = place(run, step).with_suffix(".pt")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
@@ -34,7 +35,6 @@ def save(run: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
         sink.flush()
         os.fsync(sink.fileno())
     temporary.replace(path)
-    remove_old(run, keep)
     return path
 
 
@@ -48,19 +48,31 @@ def remove_old(run: Path, keep: int) -> None:
 
 
 def latest(run: Path, which: Literal["best", "last"] = "last") -> Path | None:
-    """File or folder of the newest or best checkpoint; None where the run has none yet."""
+    """File or folder of the newest or best checkpoint; None where the run has none yet.
+
+    Raises:
+        InvalidInput: checkpoints, but not the best: none is named so, or the one that is is gone.
+    """
     steps = _steps(run)
     if not steps:
         return None
+    if which == "last":
+        return find(run, steps[-1])
     best = best_step(run)
-    return find(run, best if which == "best" and best in steps else steps[-1])
+    if best not in steps:
+        found = "no such file: no checkpoint was measured" if best is None else f"step {best}, which has no checkpoint"
+        raise InvalidInput(str(run / BEST), found, "the step of the best checkpoint, by --checkpoint best",
+                           f"Give --checkpoint last (step {steps[-1]}); a run that is continued names its best anew.")
+    return find(run, best)
 
 
 def load(run: Path, which: Literal["best", "last"] = "last") -> dict[str, Any] | None:
-    """The newest or best checkpoint's state on the CPU: `step`, `cursor`, `best`, `skipped` and `model`, by name; of a
-    file also `optimizer` and `random`, of a folder `tensors` (see `sharded.tensors_of`). None where there is none yet.
+    """The newest or best checkpoint's state on the CPU: `step`, `cursor`, `skipped`, `measured` (held-out acceptance
+    length, None where nothing is held out), `best` and `best_step` (the best so far) and `model`, by name; of a file
+    also `optimizer` and `random`, of a folder `tensors` (see `sharded.tensors_of`). None where there is none yet.
 
     Raises:
+        InvalidInput: see `latest`.
         CorruptFile: a checkpoint that cannot be read.
     """
     path = latest(run, which)
@@ -80,7 +92,7 @@ def load(run: Path, which: Literal["best", "last"] = "last") -> dict[str, Any] |
 
 
 def require(run: Path, which: Literal["best", "last"]) -> dict[str, Any]:
-    """As `load`, but InvalidInput where there is no checkpoint."""
+    """As `load`, but InvalidInput where there is no checkpoint at all."""
     state = load(run, which)
     if state is None:
         raise InvalidInput(str(run), "no checkpoint", "a run folder of eyas-draft train",
@@ -88,9 +100,36 @@ def require(run: Path, which: Literal["best", "last"]) -> dict[str, Any]:
     return state
 
 
-def mark_best(run: Path, step: int, acceptance_length: float) -> None:
-    """Name the best checkpoint."""
-    write_text_atomic(run / BEST, json.dumps({"step": step, "acceptance_length": acceptance_length}) + "\n")
+def mark_best(run: Path, step: int | None, acceptance_length: float = 0.0) -> None:
+    """Name the best checkpoint; None where there is none."""
+    if step is None:
+        (run / BEST).unlink(missing_ok=True)
+    else:
+        write_text_atomic(run / BEST, json.dumps({"step": step, "acceptance_length": acceptance_length}) + "\n")
+
+
+def measured(run: Path, state: dict[str, Any]) -> float | None:
+    """What a checkpoint measured; of one that does not say (they did not always), what best.json says of it."""
+    if "measured" in state:
+        return None if state["measured"] is None else float(state["measured"])
+    if best_step(run) != state["step"]:
+        return None
+    return float(json.loads((run / BEST).read_text(encoding="utf-8"))["acceptance_length"])
+
+
+def settle_best(run: Path, state: dict[str, Any]) -> tuple[int | None, float]:
+    """The best checkpoint (step, acceptance length) for a run that goes on from `state`: by the record in it, which
+    best.json is made to follow. A kill, a full disk or a hand that removed checkpoints may have left another there.
+
+    Where that one is gone, the checkpoint that is continued takes its place; where it does not say what it measured
+    (it was made before checkpoints did), none is the best until the next.
+    """
+    step, length = state["best_step"] if "best_step" in state else best_step(run), state["best"]
+    if step is None or step > state["step"] or step not in _steps(run):
+        own = measured(run, state)
+        step, length = (None, 0.0) if own is None else (state["step"], own)
+    mark_best(run, step, length)
+    return step, length
 
 
 def best_step(run: Path) -> int | None:

@@ -51,7 +51,8 @@ class TrainConfig:
         decode_tokens: longest answer of those.
         checkpoint_every: optimiser steps between checkpoints, each with a measurement; 0 for the end of each epoch.
         keep: newest checkpoints kept, beside the best.
-        max_bad_samples: samples with NaN or infinite states passed over before the run stops.
+        max_bad_samples: samples with NaN or infinite states passed over before the run stops, by all processes
+            together; theirs are added up at every checkpoint.
         max_bad_steps: steps with a gradient that is not finite left out before the run stops (fixed shapes only; the
             other way stops at the first).
         shapes: fixed packs every batch to one shape and lets a GPU run ahead; ragged takes batches as they come;
@@ -148,8 +149,9 @@ class PlanConfig:
         mfu: share of the peak that is reached.
         flops_per_second: a measured rate instead.
         resident: the store lies on the device.
-        vocab_size, kind, num_layers, intermediate_size, fc_norm, norm_output, ttt_steps, epochs, tokens_per_batch,
-            accumulate: as in train.
+        vocab_size: as in train, or the target's where that is smaller.
+        kind, num_layers, intermediate_size, fc_norm, norm_output, ttt_steps, epochs, tokens_per_batch, accumulate: as
+            in train.
     """
 
     target: Path
@@ -205,7 +207,7 @@ class ExportConfig:
     Attributes:
         run: run folder of eyas-draft train.
         out: draft folder to write.
-        checkpoint: the best by expected acceptance length, or the last.
+        checkpoint: the best by held-out acceptance length, or the last.
         engine_version: SGLang's version, which decides how layer ids are written; empty for the newest known.
         golden: write the golden record too, from the run's store; eyas-serve probe compares servers with it.
     """

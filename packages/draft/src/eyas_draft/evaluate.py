@@ -16,6 +16,8 @@ from eyas_draft.decode import Answer, Decoder
 from eyas_draft.loading import load_draft
 from eyas_draft.ops import get_ops
 from eyas_draft.prompts import read_prompts
+from eyas_draft.ranges import require_in_range
+from eyas_draft.ranks import usable_device
 from eyas_draft.rounds import TreeShape
 from eyas_draft.setup import draft_ids, require_target
 from eyas_draft.target_model import TargetModel
@@ -34,9 +36,10 @@ def evaluate(config: EvalConfig, stream: TextIO | None = None) -> dict[str, Any]
 
     Raises:
         ContractMismatch: the draft belongs to another target.
-        InvalidInput, CorruptFile: see `load_draft`, `read_prompts`, `check_shape`.
+        InvalidInput, CorruptFile: see `require_in_range`, `usable_device`, `load_draft`, `read_prompts`, `check_shape`.
     """
-    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    require_in_range(config)
+    device, dtype = usable_device(config.device), getattr(torch, config.dtype)
     if config.ops == "native" and device.type != "cpu":
         raise InvalidInput("--ops", f"native on {config.device}", "native on the cpu, or torch on any device",
                            "Give --ops torch.")

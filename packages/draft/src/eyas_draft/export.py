@@ -14,6 +14,7 @@ from eyas_contract import Contract, EyasError, InvalidInput
 from eyas_contract.commands import save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines import sglang
+from eyas_contract.golden import RECORD_NAME, VALUES_NAME
 from eyas_contract.outputs import require_own, with_temporary
 from eyas_draft import checkpoint
 from eyas_draft.attention import TttAttention
@@ -23,6 +24,7 @@ from eyas_draft.golden import make_golden
 from eyas_draft.golden_config import GoldenConfig
 from eyas_draft.loading import config_faults, load_draft
 from eyas_draft.model import DraftModel
+from eyas_draft.ranges import require_in_range
 from eyas_draft.setup import require_target
 from eyas_draft.store import Store
 from eyas_draft.target_weights import TargetWeights
@@ -33,11 +35,12 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 def export(config: ExportConfig) -> dict[str, object]:
     """Write config.json, model.safetensors, contract.json and the golden record; returns a summary.
 
-    Config, tensor names and ids come from the contract alone; the weights are written last, under a temporary name.
+    Config, tensor names and ids come from the contract alone; the weights are written last, under a temporary name. An
+    earlier export's golden record goes before them: it is of other weights.
 
     Raises:
-        InvalidInput: a run without contract sections or checkpoint, what SGLang cannot serve, or an output folder with
-            anything but an export of this run.
+        InvalidInput: a run without contract sections or the checkpoint asked for, what SGLang cannot serve, or an
+            output folder with anything but an export of this run.
     """
     contract = Contract.load(config.run)
     if contract.draft is None or contract.vocab is None:
@@ -57,11 +60,14 @@ def export(config: ExportConfig) -> dict[str, object]:
     write_text_atomic(config.out / "config.json", json.dumps(sglang.export_config(contract, engine), indent=1) + "\n")
     temporary = config.out / ".model.safetensors.tmp"
     save_file(tensors, temporary, metadata={"format": "pt", **contract.digests()})
+    for name in (RECORD_NAME, VALUES_NAME):
+        (config.out / name).unlink(missing_ok=True)
     temporary.replace(config.out / "model.safetensors")
     save_config(config, config.out)
     golden = _golden(config) if config.golden else "not wanted"
-    return {"out": str(config.out), "step": state["step"], "acceptance_length_heldout": state["best"],
-            "tensors": len(tensors), "parameters": sum(value.numel() for value in state["model"].values()),
+    return {"out": str(config.out), "step": state["step"], "tensors": len(tensors),
+            "acceptance_length_heldout": checkpoint.measured(config.run, state),
+            "parameters": sum(value.numel() for value in state["model"].values()),
             "dtype": contract.draft.dtype, "golden": golden}
 
 
@@ -112,6 +118,7 @@ def verify(config: VerifyConfig) -> Verdict:
     Raises:
         InvalidInput, ContractMismatch, CorruptFile: an export, store or target that cannot be compared.
     """
+    require_in_range(config)
     store = Store(config.store)
     target = require_target(store.contract, config.store, config.target)
     weights = TargetWeights.load(config.target, target)

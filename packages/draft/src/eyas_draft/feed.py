@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -47,12 +48,14 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch on the host: its numbers, its tokens (padding not counted), and its states where they are streamed."""
+    """A batch on the host: its numbers, its tokens (padding not counted), its states where they are streamed, and the
+    samples that were left out."""
 
     ints: Tensor
     tokens: int
     samples: int
     rows: tuple[Tensor, States, States] | None
+    bad: tuple[int, ...] = ()
 
 
 class Feed:
@@ -81,31 +84,33 @@ class Feed:
         self._masks: dict[int, np.typing.NDArray[np.bool_]] = {}
 
     def batches(self, plans: Iterator[list[int]]) -> Iterator[Prepared]:
-        """Prepared batches in the plan's order, laid out ahead by a thread."""
-        return ahead((self.prepare(plan) for plan in plans), AHEAD)
-
-    def prepare(self, indices: Sequence[int]) -> Prepared:
-        """Lay one batch out on the host; samples with non-finite states are left out and counted.
+        """Prepared batches in the plan's order, laid out ahead by a thread; what was left out of one counts as it is
+        taken.
 
         Raises:
-            InvalidInput: too many such samples.
-            CorruptFile: a shard that does not verify.
+            InvalidInput: too many samples with non-finite states.
         """
+        with closing(ahead((self.prepare(plan) for plan in plans), AHEAD)) as prepared:
+            for batch in prepared:
+                self.loader.pass_over(batch.bad)
+                yield batch
+
+    def prepare(self, indices: Sequence[int]) -> Prepared:
+        """Lay one batch out on the host; samples with non-finite states are left out. Raises CorruptFile where a shard
+        does not verify."""
         samples: list[Sample] = []
         if self._table:
             kept = [i for i in indices if i not in self._table.bad]
-            for i in indices:
-                if i in self._table.bad:
-                    self.loader.pass_over(self.loader.store.id(i))
             masks, firsts = [self._table.mask(i) for i in kept], [self.firsts[i] for i in kept]
         else:
-            samples = [sample for _, sample in self.loader.load(indices)]
+            loaded = self.loader.load(indices)
+            kept, samples = [i for i, _ in loaded], [sample for _, sample in loaded]
             masks = [sample.loss_mask_t.numpy() for sample in samples]
             firsts = [0, *accumulate(len(mask) for mask in masks)][:-1]
         ints = torch.empty(self.sizes.total, dtype=torch.int32, pin_memory=self._pinned)
         tokens = fill_pack(ints.numpy(), self.sizes, firsts, masks) if masks else 0
         rows = self._rows(samples, ints) if samples else None
-        return Prepared(ints, tokens, len(masks), rows)
+        return Prepared(ints, tokens, len(masks), rows, tuple(sorted(set(indices) - set(kept))))
 
     def place(self, batch: Prepared) -> None:
         """Copy a prepared batch into the buffers."""
@@ -191,7 +196,7 @@ def table_bytes(store: Store) -> int:
     return store.manifest.num_tokens * (capture.aux_width + capture.hidden_size) * store.sample(0).aux.dtype.itemsize
 
 
-def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
+def ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
     """The same items, `depth` of them made ahead by a thread, which ends with the iterator that is returned."""
     ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
     over = threading.Event()

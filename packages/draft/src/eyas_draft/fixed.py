@@ -9,7 +9,7 @@ gradients between a step's passes and its update.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -241,8 +241,25 @@ class FixedStepper:
         torch._foreach_zero_(self._grads)
 
 
-def pack_sizes(loader: Loader, plans: list[list[int]]) -> PackSizes:
-    """Of a run that takes these batches."""
+def pack_sizes(loader: Loader, batches: int) -> PackSizes:
+    """Of a run that trains on so many batches, sizes that hold every batch that can come.
+
+    A batch whose samples are all bad is left out and another takes its place, so a run may go further than it has
+    steps, by `limit` batches an epoch. Where that is much of an epoch, the sizes are such that any batch fits.
+    """
     store = loader.store
-    return PackSizes.of(plans, [store.length(i) for i in range(len(store))],
-                        [store.trained(i) for i in range(len(store))])
+    lengths, trained = ([count(i) for i in range(len(store))] for count in (store.length, store.trained))
+    if 2 * loader.limit > loader.num_batches(0):
+        return PackSizes.of_any(loader.tokens, [lengths[i] for i in loader.indices],
+                                [trained[i] for i in loader.indices])
+    return PackSizes.of(_plans_that_can_come(loader, batches), lengths, trained)
+
+
+def _plans_that_can_come(loader: Loader, batches: int) -> Iterator[list[int]]:
+    """Batches up to the last that a run may reach; of an epoch at least one is trained on (`Loader.require_few`)."""
+    epoch = 0
+    while batches > 0:
+        plan = loader.plan(epoch)
+        yield from plan[:batches + loader.limit]
+        batches -= max(1, len(plan) - loader.limit)
+        epoch += 1

@@ -27,6 +27,7 @@ from eyas_draft.golden_config import GoldenConfig
 from eyas_draft.golden_stages import StagedDraft, Stages
 from eyas_draft.golden_target import TargetStates, states_of_store, states_of_target
 from eyas_draft.mapped import map_tensor
+from eyas_draft.ranks import usable_device
 from eyas_draft.target_weights import TargetWeights
 
 ROWS, LAYER_ROWS, TOP = 16, 2, 16
@@ -38,10 +39,12 @@ def make_golden(config: GoldenConfig) -> dict[str, object]:
     """Make and write a record; returns a summary.
 
     Raises:
-        InvalidInput, CorruptFile: a draft, target or store that cannot be read or does not go together.
+        InvalidInput, CorruptFile: a draft, target or store that cannot be read or does not go together, or a device
+            that is not there.
     """
     if not 8 <= config.tokens <= 1024:
         raise InvalidInput("--tokens", str(config.tokens), "8 to 1024", "Choose such a number.")
+    usable_device(config.device)
     source = read_source(ConvertConfig(config.draft, config.draft, target=config.target, ids_mean=config.ids_mean,
                                        aux_layer_ids=config.aux_layer_ids, read_as=config.read_as,
                                        vocab_from=config.vocab_from))

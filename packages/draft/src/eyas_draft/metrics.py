@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from eyas_contract import CorruptFile
 from eyas_contract.contract import write_text_atomic
 from eyas_draft.trackers import Tracker, numbers
 
@@ -29,8 +30,8 @@ class MetricsLog:
         if not writes:
             return
         path = run / NAME
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step] if step else []
-        write_text_atomic(path, "".join(kept))
+        kept = [row for row in read_rows(path) if row["step"] <= step] if step and path.is_file() else []
+        write_text_atomic(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._sink = path.open("a", encoding="utf-8")
 
     def write(self, **values: Any) -> None:
@@ -52,8 +53,17 @@ class MetricsLog:
             tracker.close()
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """Lines that end in a newline; a kill may have left half a line."""
-    if not path.is_file():
-        return []
-    return [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics up to the last whole one: a kill may have left half a line.
+
+    Raises:
+        CorruptFile: a line that is no record.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise CorruptFile(f"{path}, line {number}", f"no record ({error})", "one JSON object a line, by eyas-draft",
+                              "Remove the line.") from error
+    return rows

@@ -8,8 +8,10 @@ Shape suffixes: T tokens, M scored positions (and padding), B documents.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +38,29 @@ class PackSizes:
 
     @classmethod
     def of(cls, plans: Iterable[Sequence[int]], lengths: Sequence[int], trained: Sequence[int]) -> PackSizes:
-        """The least sizes that hold every batch (sample numbers) of a run."""
+        """The least sizes that hold every one of these batches (sample numbers)."""
         tokens = scored = documents = longest = 1
         for batch in plans:
             tokens = max(tokens, sum(lengths[i] for i in batch))
             scored = max(scored, sum(trained[i] for i in batch))
             documents = max(documents, len(batch))
             longest = max(longest, *(lengths[i] for i in batch))
+        return cls._with_padding(tokens, scored, documents, longest)
+
+    @classmethod
+    def of_any(cls, most: int, lengths: Sequence[int], trained: Sequence[int]) -> PackSizes:
+        """Sizes that hold whatever batch of `most` tokens at most, or of one longer sample, these samples can make."""
+        longest = max(lengths)
+        tokens = max(min(most, sum(lengths)), longest)
+        documents = sum(end <= tokens for end in accumulate(sorted(lengths)))  # the shortest ones
+        scored, room = 0.0, tokens
+        for share, length in sorted(((t / n, n) for n, t in zip(lengths, trained, strict=True)), reverse=True):
+            taken = min(room, length)  # those with most to score, the last of them cut to fit
+            scored, room = scored + share * taken, room - taken
+        return cls._with_padding(tokens, math.ceil(scored) + 1, documents, longest)  # 1: of rounding
+
+    @classmethod
+    def _with_padding(cls, tokens: int, scored: int, documents: int, longest: int) -> PackSizes:
         tokens, scored = (-(-n // GRAIN) * GRAIN for n in (tokens, scored))
         return cls(tokens, scored, documents + -(-tokens // longest), longest)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from eyas_contract import Contract, DraftSpec, InvalidInput, Manifest, TargetSpec, default_aux_layer_ids, draft_tensors
 from eyas_draft.config import PlanConfig
 from eyas_draft.flops import peak_flops, step_flops
+from eyas_draft.ranges import require_in_range
 from eyas_draft.sizes import draft_sizes
 
 FP32, BF16, I64 = 4, 2, 8
@@ -49,11 +50,12 @@ def plan(config: PlanConfig) -> Needs:
     """Work out what a run needs.
 
     Raises:
-        InvalidInput: no target, or neither a store nor a number of tokens.
+        InvalidInput: no target, neither a store nor a number of tokens, or settings out of their ranges.
     """
+    require_in_range(config)
     target = TargetSpec.from_folder(config.target)
     tokens, trained, mean, aux = _data(config, target)
-    spec = draft_sizes(config, target, aux, config.vocab_size or target.vocab_size)
+    spec = draft_sizes(config, target, aux, min(config.vocab_size or target.vocab_size, target.vocab_size))
     parameters = sum(math.prod(shape) for shape in draft_tensors(spec).values())
     documents = max(1, round(config.tokens_per_batch / mean))
     scored = max(1, round(config.tokens_per_batch * trained / tokens))

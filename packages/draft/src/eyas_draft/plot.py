@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from eyas_contract import InvalidInput
 from eyas_draft.config import PlotConfig
+from eyas_draft.metrics import read_rows
 
 Series = list[tuple[float, float]]
 WINDOW = 25  # steps averaged
@@ -47,13 +47,13 @@ def read_series(run: Path) -> tuple[Series, Series, Series, Series]:
 
     Raises:
         InvalidInput: the run has no metrics.
+        CorruptFile: see `read_rows`.
     """
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise InvalidInput(str(path), "no such file", "a run folder of eyas-draft train", "Give the run's folder.")
     tokens, loss, accuracy, length, speed = 0, Series(), Series(), Series(), Series()
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_rows(path):
         tokens += row.get("tokens", 0)
         if "heldout" in row:
             length.append((tokens, row["heldout"]["acceptance_length"]))

@@ -27,7 +27,7 @@ def read_prompts(path: Path, tokenizer: Any, limit: int = 0) -> list[list[int]]:
         raise InvalidInput(str(path), "no such file", wanted, "Check the path.")
     prompts: list[list[int]] = []
     faults: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if limit and len(prompts) == limit:
             break
         if not line.strip():
@@ -41,6 +41,11 @@ def read_prompts(path: Path, tokenizer: Any, limit: int = 0) -> list[list[int]]:
         raise InvalidInput(str(path), "; ".join(faults[:20]) or "no conversations", wanted,
                            "Correct or remove the lines.")
     return prompts
+
+
+def _lines(path: Path) -> list[str]:
+    """By newlines alone, of whatever system: U+2028 and the like, where `splitlines` cuts too, stand inside strings."""
+    return path.read_text(encoding="utf-8").split("\n")
 
 
 def _messages(line: str) -> list[dict[str, str]] | str:

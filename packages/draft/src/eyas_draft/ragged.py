@@ -28,10 +28,12 @@ AHEAD = 2  # batches laid out before they are asked for: 8,192 tokens of Kimi-K2
 
 @dataclass(frozen=True)
 class Ready:
-    """A batch in host memory, before its turn: which samples, and them packed; none where there is nothing to train."""
+    """A batch in host memory, before its turn: which samples, and them packed (none where there is nothing to train),
+    and which were left out."""
 
     indices: tuple[int, ...] = ()
     batch: HostBatch | None = None
+    bad: tuple[int, ...] = ()
 
 
 class RaggedStepper:
@@ -95,7 +97,7 @@ class RaggedStepper:
 
     def close(self) -> None:
         """End the reading thread."""
-        self._batches.close()  # type: ignore[attr-defined]  # a generator
+        self._batches.close()
 
     def _gradients(self) -> Tensor:
         """Add up the gradients of this process's batches; float64 numbers to be summed over all processes: losses,
@@ -119,16 +121,19 @@ class RaggedStepper:
     def _lay_out(self, plan: list[int]) -> Ready:
         """Read and pack; in the reading thread."""
         samples = self.loader.load(plan) if plan else []
+        kept = tuple(index for index, _ in samples)
+        bad = tuple(sorted(set(plan) - set(kept)))
         if not samples:
-            return Ready()
+            return Ready(bad=bad)
         pinned = self._ranks.device.type == "cuda"
-        return Ready(tuple(index for index, _ in samples),
-                     HostBatch.of([sample for _, sample in samples], pinned=pinned))
+        return Ready(kept, HostBatch.of([sample for _, sample in samples], pinned=pinned), bad)
 
     def _next(self) -> Ready:
         begun = time.monotonic()
         ready = next(self._batches)
         self._waited += time.monotonic() - begun
+        if ready.bad:
+            self.loader.pass_over(ready.bad)
         return ready
 
     def _nothing(self) -> Tensor:

@@ -40,16 +40,15 @@ class Ranks:
         """Join the group that torchrun's environment describes; alone without one.
 
         Raises:
-            InvalidInput: a numbered device, where every process takes its own.
+            InvalidInput: a numbered device, where every process takes its own, or one that is not there.
         """
         if "WORLD_SIZE" not in os.environ:
-            return cls(0, 1, torch.device(device), False)
-        place = torch.device(device)
+            return cls(0, 1, usable_device(device), False)
         if ":" in device:
             raise InvalidInput("--device", device, "cuda or cpu under torchrun: every process takes the device of its "
                                "local rank", "Leave the number out.")
+        place = usable_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device)
         if place.type == "cuda":
-            place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(place)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
@@ -94,3 +93,15 @@ class Ranks:
         """End the group."""
         if self.shared and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name. Raises InvalidInput where torch knows none, or cannot put a tensor there."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch without CUDA asserts
+        raise InvalidInput("--device", f"{name} ({str(error).partition(chr(10))[0]})", "a device of this machine: cpu, "
+                           f"or a CUDA device, of which torch sees {torch.cuda.device_count()}", "Give --device cpu, "
+                           "or install a torch and a driver for this machine's GPUs.") from error
+    return device

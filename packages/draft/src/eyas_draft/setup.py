@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eyas_contract import Contract, ContractMismatch, DraftSpec, Mismatch, TargetSpec, VocabMap
+from eyas_contract import Contract, ContractMismatch, DraftSpec, InvalidInput, Mismatch, TargetSpec, VocabMap
 from eyas_contract.contract import read_json
 from eyas_contract.target import read_config, text_config
 from eyas_draft.config import TrainConfig
@@ -44,9 +44,11 @@ def prepare(config: TrainConfig) -> Setup:
 
     Raises:
         ContractMismatch: the store is of another target (every difference is listed).
+        InvalidInput: a store whose extraction has not come to its end.
         InvalidInput, CorruptFile: see `Store`, `choose_vocab`, `check_supported`, `TargetWeights.load`.
     """
     store = Store(config.store, verify=config.verify_store)
+    require_complete(store)
     require_target(store.contract, config.store, config.target)
     counts = store.token_counts()
     vocab = choose_vocab(counts, config.vocab_size, special_ids_seen(config.target, counts))
@@ -58,6 +60,14 @@ def prepare(config: TrainConfig) -> Setup:
     if config.warm_start:
         warm_start(config.warm_start, model, contract)
     return Setup(store, contract, weights, model, coverage(counts, vocab, config.chain))
+
+
+def require_complete(store: Store) -> None:
+    """Raise InvalidInput where extraction still adds to the store: a run could not be continued on what it grows to."""
+    if not store.manifest.complete:
+        raise InvalidInput(str(store.folder), f"not complete: {len(store)} samples so far, more are to come",
+                           "a store whose extraction has come to its end, by training",
+                           "Finish the extraction with the same command; to train on less, extract fewer rows.")
 
 
 def require_target(contract: Contract, found_in: Path, target: Path) -> TargetSpec:

@@ -8,6 +8,7 @@ share of weights, gradients and moments.
 from __future__ import annotations
 
 import json
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,22 +102,38 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
     Raises:
         CorruptFile: it cannot be read.
     """
-    try:
+    with _damage_named(folder):
         known = FileSystemReader(folder).read_metadata().state_dict_metadata
         tensors = {name: torch.empty(value.size, dtype=value.properties.dtype) for name, value in known.items()
                    if isinstance(value, TensorStorageMetadata)}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant here
             load(tensors, checkpoint_id=folder, no_dist=True)
-    except (OSError, RuntimeError, EOFError, CheckpointException) as error:
-        raise CorruptFile(str(folder), f"unreadable ({error})", "a checkpoint of eyas-draft train",
-                          "Delete this folder to go on from the checkpoint before it.") from error
     return tensors
 
 
 def read_into(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill tensors (each process its share) from a checkpoint, written by any number of processes."""
-    load(tensors, checkpoint_id=folder)
+    """Fill tensors (each process its share) from a checkpoint, written by any number of processes.
+
+    Raises:
+        CorruptFile: it cannot be read.
+    """
+    with _damage_named(folder):
+        load(tensors, checkpoint_id=folder)
+
+
+@contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Whatever a cut or overwritten checkpoint makes torch raise, as CorruptFile."""
+    try:
+        yield
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError,
+            CheckpointException) as error:
+        first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        what = str(first).partition("\n")[0]  # torch adds a traceback
+        raise CorruptFile(str(folder), f"unreadable ({type(first).__name__}: {what})",
+                          "a checkpoint of eyas-draft train",
+                          "Delete this folder to go on from the checkpoint before it.") from error
 
 
 def fill(tensors: dict[str, Tensor], values: dict[str, Tensor]) -> None:

@@ -6,6 +6,8 @@ sample: finite states; the mask must agree with the manifest.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +107,15 @@ class Store:
         aux, last = (States(tensors[values][start:end], tensors[scales][start:end] if scales in tensors else None)
                      for values, scales in (("aux_hidden_states", "aux_scales"), ("last_hidden_state", "last_scale")))
         return Sample(record.id, tensors["input_ids"][start:end], mask, aux, last)
+
+    def samples_digest(self) -> str:
+        """SHA-256 (hex) of all samples' ids and lengths in order: what the order of training, the samples held out and
+        the data cursor depend on."""
+        digest = hashlib.sha256()
+        for shard in self.manifest.shards:
+            for sample in shard.samples:
+                digest.update(json.dumps([sample.id, sample.tokens, sample.trained]).encode() + b"\n")
+        return digest.hexdigest()
 
     def token_counts(self) -> Tensor:
         """Occurrences of every target token among the trained tokens, int64 [V_target]."""

@@ -1,6 +1,7 @@
 """The training loop: batches -> TTT loss -> AdamW, with exact resume.
 
-A run folder holds contract.json, config.resolved.json, coverage.json, metrics.jsonl, checkpoints/ and best.json.
+A run folder holds contract.json, config.resolved.json, coverage.json, data.json (which samples), metrics.jsonl,
+checkpoints/ and best.json.
 A run killed at any moment and started again ends with the same weights as one left alone (bit for bit on a CPU with
 the same number of threads): weights, optimiser, random state and data cursor travel in the checkpoint, and nothing
 else has a memory.
@@ -13,35 +14,34 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from eyas_contract import Contract, InvalidInput, canonical, compare
-from eyas_contract.commands import Progress, plain_config, save_config
-from eyas_contract.contract import read_json, write_text_atomic
-from eyas_contract.outputs import require_own, with_temporary
+from eyas_contract import InvalidInput
+from eyas_contract.commands import Progress, plain_config
 from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import Batch, HostBatch, Loader, plan_epoch, split
-from eyas_draft.config import FREE_ON_RESUME, TrainConfig
+from eyas_draft.config import TrainConfig
 from eyas_draft.feed import Feed, ahead
 from eyas_draft.fixed import FixedStepper, pack_sizes
 from eyas_draft.metrics import MetricsLog
 from eyas_draft.moments import start_moments
+from eyas_draft.objectives import parse_mix
 from eyas_draft.pace import Pace, flops_per_token
 from eyas_draft.ragged import AHEAD, RaggedStepper
+from eyas_draft.ranges import require_in_range, require_possible
 from eyas_draft.ranks import Ranks
+from eyas_draft.run_folder import claim
 from eyas_draft.setup import Setup, draft_ids, prepare
 from eyas_draft.sharded import Shell, shell_of, whole
+from eyas_draft.store import Sample
 from eyas_draft.trackers import open_trackers, require_installed
 from eyas_draft.ttt import Teacher, autocast
 from eyas_draft.walk import Walk, walk
 
 if TYPE_CHECKING:
     from eyas_draft.real import RealRounds
-
-SETTINGS, COVERAGE = "config.resolved.json", "coverage.json"
 
 
 class Trainer:
@@ -52,19 +52,24 @@ class Trainer:
         stream: where progress is written; standard error where absent.
 
     Raises:
-        ContractMismatch, InvalidInput, CorruptFile: see `setup.prepare`; also settings that differ from those of the
-            run that is to be continued.
+        ContractMismatch, InvalidInput, CorruptFile: see `require_in_range`, `Ranks.join`, `setup.prepare`,
+            `run_folder.claim` and `checkpoint.load`; of these only the last comes when something has been written.
     """
 
     def __init__(self, config: TrainConfig, stream: TextIO | None = None) -> None:
+        require_in_range(config)
+        parse_mix(config.loss)
         require_installed(config.log_to)
         self.config, self.ranks = config, Ranks.join(config.device)
         self.stream = stream if self.ranks.first else io.StringIO()
         self.device = self.ranks.device
         require_possible(config, self.ranks)
         self.setup: Setup = prepare(config)
+        trained, self.held = split(self.setup.store, config.holdout, config.seed, config.fraction)
+        self.loader = Loader(self.setup.store, trained, config.tokens_per_batch, config.seed, config.max_bad_samples)
+        self.total, self.per_epoch = self._count_steps()
         if self.ranks.first:
-            self._claim_folder()
+            claim(config, self.setup)
         self.ranks.wait()
         torch.manual_seed(config.seed)
         self.model = self.setup.model.to(self.device)
@@ -75,13 +80,12 @@ class Trainer:
         self.teacher = Teacher(self.setup.weights, ids, device=self.device, dtype=compute,
                                post_norm=self.setup.contract.capture.last_state == "post_norm")
         self.draft_ids_v = ids.to(self.device)
-        trained, self.held = split(self.setup.store, config.holdout, config.seed, config.fraction)
-        self.loader = Loader(self.setup.store, trained, config.tokens_per_batch, config.seed, config.max_bad_samples)
-        self.total, self.per_epoch = self._count_steps()
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay,
             fused=True, capturable=self.device.type == "cuda")
-        self.step, self.cursor, self.best = 0, 0, 0.0
+        self.step, self.cursor = 0, 0
+        self.best = 0.0
+        self.best_step: int | None = None
         self._real: RealRounds | None = None
         self._resume()
         self.stepper = self._stepper()
@@ -142,9 +146,9 @@ class Trainer:
         if not fixed:
             return RaggedStepper(config, self.model, self.teacher, self.optimizer, self.loader, self.cursor, self.shell,
                                  self.ranks)
-        plans = list(islice(self.loader.plans(0), self.total * config.accumulate))
+        sizes = pack_sizes(self.loader, self.total * config.accumulate)
         resident = None if config.resident == "auto" else config.resident == "yes"
-        feed = Feed(self.loader, pack_sizes(self.loader, plans), self.device, resident)
+        feed = Feed(self.loader, sizes, self.device, resident)
         return FixedStepper(config, self.model, self.teacher, self.optimizer, self.loader, feed, self.cursor,
                             self.ranks, self._report)
 
@@ -166,9 +170,14 @@ class Trainer:
         held = self.held[self.ranks.rank::self.ranks.world]
         plans: Iterable[list[int]] = plan_epoch(lengths, held, size, 0, 0) if size else ([i] for i in held)
         pinned = self.device.type == "cuda"
-        read = ([sample for _, sample in self.loader.load(plan)] for plan in plans)
+        read = (self._finite(plan) for plan in plans)
         packed = (HostBatch.of(samples, pinned=pinned) for samples in read if samples)
         return (batch.to(self.device) for batch in ahead(packed, AHEAD))
+
+    def _finite(self, plan: list[int]) -> list[Sample]:
+        loaded = self.loader.load(plan)
+        self.loader.pass_over(set(plan) - {index for index, _ in loaded})
+        return [sample for _, sample in loaded]
 
     def _measure(self, log: MetricsLog) -> Walk | None:
         """Walk the held-out samples, decode some where asked to, log both; returns the one that checkpoints go by."""
@@ -206,29 +215,39 @@ class Trainer:
         return self.step % every == 0 or self.step == self.total
 
     def _save(self, measured: Walk | None) -> None:
-        """Write a checkpoint; name it the best if it is."""
-        if measured and measured.acceptance_length >= self.best:
-            self.best = measured.acceptance_length
-            if self.ranks.first:  # before the checkpoint: a kill between is made good by resuming
-                checkpoint.mark_best(self.config.out, self.step, self.best)
-        self.cursor = self.stepper.cursor
-        skipped = sorted({name for names in self.ranks.gather(self.loader.skipped) for name in names})
-        plain = {"step": self.step, "cursor": self.cursor, "best": self.best, "skipped": skipped}
-        keep = max(1, self.config.keep)
-        if not self.spread:
-            if self.ranks.first:
-                state = {**plain, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                         "random": torch.get_rng_state()}
-                checkpoint.save(self.config.out, self.step, state, keep=keep)
-            self.ranks.wait()
-            return
-        sharded.write(checkpoint.place(self.config.out, self.step), sharded.tensors_of(self.model, self.optimizer),
-                      plain, self.ranks)
+        """Write a checkpoint, name it the best if it is, remove old ones: in this order, so that the one that is named
+        is there whenever a kill or a full disk comes.
+
+        Raises:
+            InvalidInput: too many samples with non-finite states, those of all processes together.
+        """
+        self.loader.skipped = sorted({name for names in self.ranks.gather(self.loader.skipped) for name in names})
+        self.loader.require_few()
+        length = measured.acceptance_length if measured else None
+        if length is not None and length >= self.best:
+            self.best, self.best_step = length, self.step
+        self.cursor, out = self.stepper.cursor, self.config.out
+        plain = {"step": self.step, "cursor": self.cursor, "measured": length, "best": self.best,
+                 "best_step": self.best_step, "skipped": self.loader.skipped}
+        if self.spread:
+            sharded.write(checkpoint.place(out, self.step), sharded.tensors_of(self.model, self.optimizer), plain,
+                          self.ranks)
+        elif self.ranks.first:
+            checkpoint.save(out, self.step, {**plain, "model": self.model.state_dict(),
+                                             "optimizer": self.optimizer.state_dict(),
+                                             "random": torch.get_rng_state()})
         if self.ranks.first:
-            checkpoint.remove_old(self.config.out, keep)
+            if self.best_step == self.step:
+                checkpoint.mark_best(out, self.step, self.best)
+            checkpoint.remove_old(out, max(1, self.config.keep))
+        self.ranks.wait()
 
     def _resume(self) -> None:
-        """Continue from the newest checkpoint, if there is one, by however many processes it was written."""
+        """Continue from the newest checkpoint, if there is one, by however many processes it was written.
+
+        Raises:
+            InvalidInput: more samples with non-finite states than are allowed by now.
+        """
         path = checkpoint.latest(self.config.out)
         if path is None:
             return
@@ -241,8 +260,15 @@ class Trainer:
             assert whole_state is not None
             state = whole_state
             self._adopt(state)
-        self.step, self.cursor, self.best = state["step"], state["cursor"], state["best"]
+        self.step, self.cursor = state["step"], state["cursor"]
+        best = checkpoint.settle_best(self.config.out, state) if self.ranks.first else None
+        self.best_step, self.best = self.ranks.gather(best)[0]
+        if self.best < state["best"]:
+            self._report(f"step {self.step}: the best checkpoint (acceptance length {state['best']:.3f}) is gone; the "
+                         f"best of what is left is {'not known' if self.best_step is None else 'this one'}")
         self.loader.skipped = list(state["skipped"])
+        if self.step < self.total:
+            self.loader.require_few()
         if "random" in state:
             torch.set_rng_state(state["random"])
 
@@ -260,39 +286,6 @@ class Trainer:
                 values |= {f"{kind}.{names[number]}": value for kind, value in moments.items()}
         start_moments(self.optimizer)
         sharded.fill(sharded.tensors_of(self.model, self.optimizer), values)
-
-    def _claim_folder(self) -> None:
-        """Write the run's contract and settings, or compare with those of the run that is continued."""
-        run = self.config.out
-        settings = plain_config(self.config)
-        path = run / SETTINGS
-        if path.is_file():
-            before = read_json(path, "the settings of a run, by eyas-draft train")
-            differences = [f"{key}: {before.get(key)!r} before, {settings.get(key)!r} now"
-                           for key in sorted(set(before) | set(settings))
-                           if key not in FREE_ON_RESUME and before.get(key) != settings.get(key)]
-            differences += [str(m) for m in compare(Contract.load(run), self.setup.contract, str(run), "this store")]
-            if differences:
-                raise InvalidInput(str(run), "a run with other settings: " + "; ".join(differences),
-                                   "the same settings, to continue it exactly", "Give another --out to start anew.")
-        else:
-            require_own(run, with_temporary("contract.json", COVERAGE, SETTINGS), "a new or empty folder, or a run")
-        run.mkdir(parents=True, exist_ok=True)
-        self.setup.contract.save(run)
-        write_text_atomic(run / COVERAGE, canonical.dumps(self.setup.coverage) + "\n")
-        save_config(self.config, run, SETTINGS)
-
-
-def require_possible(config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse fixed shapes where they cannot be, before anything is written. Raises InvalidInput."""
-    if config.shapes != "fixed":
-        return
-    if config.accumulate % ranks.world:
-        raise InvalidInput("--accumulate", f"{config.accumulate}, with {ranks.world} processes",
-                           "as many batches for each, by --shapes fixed", "Give a multiple, or leave --shapes at auto.")
-    if ranks.device.type == "cuda" and config.precision != "bf16":
-        raise InvalidInput("--shapes", f"fixed, in {config.precision} on a GPU", "bf16, or ragged shapes",
-                           "Give --precision bf16, or leave --shapes at auto.")
 
 
 def _note(measured: Walk | None) -> str:

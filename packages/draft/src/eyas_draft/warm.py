@@ -7,11 +7,13 @@ that they stand for, whatever the published map was, and a token that was not in
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from eyas_contract import Contract, InvalidInput
+from eyas_contract import Contract, DraftSpec, InvalidInput, default_aux_layer_ids
+from eyas_contract.engines.wanted import MLA_KEYS, head_dim, kv_heads
 from eyas_draft.convert import ConvertConfig, Source, read_source
 from eyas_draft.mapped import map_tensor
 from eyas_draft.model import DraftModel
@@ -23,7 +25,8 @@ def warm_start(folder: Path, model: DraftModel, contract: Contract) -> int:
     """Copy a published draft's weights into `model`; returns how many rows of the head it had.
 
     Raises:
-        InvalidInput: a draft of another shape, kind, recurrence, rope or of other layers (every difference is named).
+        InvalidInput: a draft of another shape, kind, recurrence, rope, other heads, another epsilon of its norms or of
+            other layers (every difference is named).
         CorruptFile: a damaged weight file.
     """
     source = read_source(ConvertConfig(folder, folder))
@@ -50,8 +53,12 @@ def _faults(source: Source, model: DraftModel, contract: Contract) -> list[str]:
     faults = [f"tensors that no dialect has: {', '.join(source.strangers)}"] if source.strangers else []
     if source.neutral.kind != spec.kind:
         faults.append(f"kind {source.neutral.kind}, not {spec.kind}")
-    if source.ids is not None and tuple(source.ids) != capture.aux_layer_ids:
-        faults.append(f"outputs of layers {list(source.ids)}, not {list(capture.aux_layer_ids)}")
+    ids, named = source.ids, ""
+    if ids is None:
+        ids, named = _usual_layers(contract), " (it names none, and engines take these)"
+    if ids != capture.aux_layer_ids:
+        faults.append(f"outputs of layers {list(ids)}{named}, not {list(capture.aux_layer_ids)}")
+    faults += _size_faults(source, spec)
     if source.neutral.rope != spec.rope:
         faults.append(f"rope {source.neutral.rope}, not {spec.rope}")
     wanted_norms = {name for name, on in (("fc_norm", spec.fc_norm), ("norm_output", spec.norm_output)) if on}
@@ -66,6 +73,26 @@ def _faults(source: Source, model: DraftModel, contract: Contract) -> list[str]:
         if (ours[1:] if name == "lm_head.weight" else ours) != (theirs[1:] if name == "lm_head.weight" else theirs):
             faults.append(f"{name} is {list(theirs)}, not {list(ours)}")
     return faults
+
+
+def _usual_layers(contract: Contract) -> tuple[int, ...]:
+    """What engines take for a draft that names no layers; none of a target too shallow for it."""
+    return default_aux_layer_ids(contract.target.num_layers) if contract.target.num_layers >= 6 else ()
+
+
+def _size_faults(source: Source, spec: DraftSpec) -> list[str]:
+    """Sizes that the tensors' shapes do not tell, by the published config: 8 heads of 8 look like 4 of 16."""
+    base = source.neutral.base
+    wanted: dict[str, float] = {"num_attention_heads": spec.num_heads, "rms_norm_eps": spec.rms_norm_eps}
+    found: dict[str, Any] = {"num_attention_heads": base.get("num_attention_heads"),
+                             "rms_norm_eps": base.get("rms_norm_eps", 1e-6)}  # as `TargetSpec` reads it
+    if spec.mla is not None:
+        wanted |= {key: getattr(spec.mla, key) for key in MLA_KEYS}
+        found |= {key: base.get(key) for key in MLA_KEYS}
+    elif base.get("hidden_size") and base.get("num_attention_heads"):
+        wanted |= {"num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
+        found |= {"num_key_value_heads": kv_heads(base), "head_dim": head_dim(base)}
+    return [f"{key} {found[key]}, not {wanted[key]}" for key in sorted(wanted) if found[key] != wanted[key]]
 
 
 def _target_ids(source: Source, rows: int) -> Tensor:
