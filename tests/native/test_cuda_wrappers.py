@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas_native import cuda, cuda_abi, cuda_attention, cuda_core
+from eyas_native import cuda, cuda_abi, cuda_attention, cuda_core, cuda_memory, cuda_tree, cuda_verify
+from eyas_native.driver import DeviceArray
 from eyas_native.errors import ArgumentError
 
 ROOT = Path(__file__).parents[2]
@@ -166,6 +167,129 @@ def test_tensors_of_the_cpu_are_refused() -> None:
         cuda.tree_from_mask(**FROM_MASK)
     with pytest.raises(ArgumentError, match="tree_mask is on cpu, wanted a CUDA device"):
         cuda.tree_validate(FROM_MASK["tree_mask"], torch.zeros(1, 4, dtype=torch.uint8))
+
+
+def on_device(number: int, *shape: int, dtype: str = "int32") -> DeviceArray:
+    """An array that is nowhere, told to be on a CUDA device as torch's tensors are."""
+    return DeviceArray(4096, shape, dtype, torch.device("cuda", number))
+
+
+def test_tensors_of_another_device_than_torchs_current_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[str] = []
+    monkeypatch.setattr(cuda_tree, "run", lambda name, *arguments: launches.append(name))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    masks, faults = ([on_device(i, *shape, dtype="uint8") for i in (0, 1)] for shape in ((1, 4, 4), (1, 4)))
+    cuda.tree_validate(masks[1], faults[1], stream=0)
+    assert launches == ["eyas_tree_validate"]
+    with pytest.raises(ArgumentError, match="tree_mask is on cuda:0, wanted cuda:1, torch's current device"):
+        cuda.tree_validate(masks[0], faults[0], stream=0)
+    with pytest.raises(ArgumentError, match="faults is on cuda:0, wanted cuda:1, torch's current device"):
+        cuda.tree_validate(masks[1], faults[0], stream=0)
+    assert len(launches) == 1
+
+
+def test_faults_of_arrays_without_torch_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("the array is none of torch's"))
+    with pytest.raises(ArgumentError, match="tree_mask is int32"):
+        cuda.tree_validate(DeviceArray(4096, (1, 4, 4), "int32"), DeviceArray(4096, (1, 4), "uint8"), stream=0)
+
+
+def test_a_prepared_launch_stays_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[str] = []
+    monkeypatch.setattr(cuda_attention, "run", lambda name, *arguments: launches.append(name))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    q, cache = on_device(0, 4, 8, 128, dtype="float16"), on_device(0, 64, 2, 128, dtype="float16")
+    launch = cuda.prepare_gqa(q, cache, cache, q, on_device(0, 1, 64), on_device(0, 1, dtype="int64"), max_tree=4,
+                              max_seq_len=64, scale=1.0)  # fmt: skip
+    launch(stream=0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(ArgumentError, match="prepared for cuda:0, launched from cuda:1"):
+        launch(stream=0)
+    assert launches == ["eyas_tree_attn_gqa_plan", "eyas_tree_attn_gqa"]
+
+
+def test_a_page_of_one_token_is_a_slot_of_a_combined_cache(
+    on_any_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[cuda_abi.Attention] = []
+    monkeypatch.setattr(cuda_attention, "run", lambda name, struct, *rest: given.append(struct._obj))
+    q, index = torch.zeros(4, 8, 128, dtype=torch.bfloat16), torch.zeros(1, 64, dtype=torch.int32)
+    for page in (1, 16):
+        k, v = torch.zeros(64, 2, page, 2, 128, dtype=torch.bfloat16).unbind(1)
+        cuda.prepare_gqa(q, k, v, q, index, torch.tensor([10]), max_tree=4, max_seq_len=64, scale=1.0)
+    slots, pages = given
+    assert (slots.page_size, slots.kv_stride_token) == (1, 2 * 2 * 128)
+    assert (pages.page_size, pages.kv_stride_page, pages.kv_stride_token) == (16, 2 * 16 * 2 * 128, 2 * 128)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"index": torch.zeros(1, 64, dtype=torch.int32)}, "kv_index has 1 rows, wanted 2 as seq_lens, or index_rows"),
+        ({"index": torch.zeros(64, dtype=torch.int32), "index_start": torch.zeros(1, dtype=torch.int32)},
+         "index_start has 1 entries, wanted 2 as seq_lens"),
+        ({"lse": torch.zeros(8, 16)[:, :8]}, "lse is not contiguous"),
+    ],
+)  # fmt: skip
+def test_what_attention_cannot_address_is_named(
+    on_any_device: None, monkeypatch: pytest.MonkeyPatch, change: dict[str, torch.Tensor], named: str
+) -> None:
+    monkeypatch.setattr(cuda_attention, "run", lambda *arguments: None)
+    q, cache = torch.zeros(8, 8, 128, dtype=torch.bfloat16), torch.zeros(64, 2, 128, dtype=torch.bfloat16)
+    good = {"index": torch.zeros(2, 64, dtype=torch.int32), "lse": torch.zeros(8, 8)}
+
+    def prepare(index: torch.Tensor, **options: torch.Tensor) -> None:
+        cuda.prepare_gqa(q, cache, cache, q, index, torch.tensor([10, 10]), max_tree=4, max_seq_len=64, scale=1.0,
+                         **options)  # fmt: skip
+
+    prepare(**good)
+    prepare(index=good["index"][:1], index_rows=torch.zeros(2, dtype=torch.int64))
+    prepare(index=good["index"][0], index_start=torch.zeros(3, dtype=torch.int32))  # [B + 1], as others have it
+    with pytest.raises(ArgumentError, match=named):
+        prepare(**(good | change))
+
+
+def test_gathered_sources_have_the_outputs_rows(on_any_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_memory, "run", lambda *arguments: None)
+    sources = [torch.zeros(rows, 16, dtype=torch.float16) for rows in (9, 8, 7)]
+    out = torch.zeros(8, 48, dtype=torch.float16)
+    with pytest.raises(ArgumentError, match=r": sources\[2\] has 7 rows, wanted out's 8, or an index"):
+        cuda.hidden_gather(sources, None, out, stream=0)
+    cuda.hidden_gather(sources, None, out[:7], stream=0)
+    cuda.hidden_gather(sources, torch.zeros(8, dtype=torch.int32), out, stream=0)
+
+
+INTS, LONGS = (partial(torch.zeros, dtype=kind) for kind in (torch.int32, torch.int64))
+VERIFY = {"predicts": INTS(8), "accept_index": INTS(2, 3), "accept_token_num": INTS(2), "candidates": LONGS(2, 4),
+          **{f"retrive_{name}": LONGS(2, 4) for name in ("index", "next_token", "next_sibling")}}  # fmt: skip
+COINS = {"uniform": torch.zeros(2, 4), "uniform_final": torch.zeros(2), "target_probs": torch.zeros(2, 4, 5)}
+CALLS = {
+    "verify_greedy": VERIFY | {"target_predict": LONGS(2, 4)},
+    "verify_target_only": VERIFY | COINS,
+    "verify_rejection": VERIFY | COINS | {"draft_probs": torch.zeros(2, 4, 5)},
+    "accept_commit": {name: VERIFY[name] for name in ("predicts", "accept_index", "accept_token_num")}
+    | {"out_cache_loc": LONGS(8), "accept_lens": INTS(2), "bonus": LONGS(2)}
+    | {name: LONGS(2, 3) for name in ("tokens", "src_loc", "tgt_loc", "rows")},
+    "kv_move": {"buffers": LONGS(3), "slot_bytes": LONGS(3), "tgt_loc": LONGS(2, 3), "src_loc": LONGS(2, 3)},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_tables_with_gaps_between_rows_are_named(
+    on_any_device: None, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    launches: list[str] = []
+    for module in (cuda_verify, cuda_memory):
+        monkeypatch.setattr(module, "run", lambda name, *arguments: launches.append(name))
+    good = CALLS[call]
+    getattr(cuda, call)(**good, stream=0)
+    assert launches == [f"eyas_{call}"]
+    for name, t in good.items():
+        if t.dim() > 1:
+            gaps = torch.cat([t, t], dim=-1)[..., : t.shape[-1]]
+            with pytest.raises(ArgumentError, match=f": {name} is not contiguous"):
+                getattr(cuda, call)(**(good | {name: gaps}), stream=0)
+    assert len(launches) == 1
 
 
 def test_missing_library_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ typedef struct {
   float *lse;                  /* f32 [sum T_b, Hq] natural log, or null */
   const void *k, *v;           /* caches; MLA: v null, values are the first 512 of each row of k */
   int64_t q_stride_token, q_stride_head, out_stride_token, out_stride_head;
-  int64_t kv_stride_page, kv_stride_token, kv_stride_head; /* same for k and v */
+  int64_t kv_stride_page, kv_stride_token, kv_stride_head; /* same for k and v; of pages of one token the second alone counts */
   const int32_t *kv_index;     /* token slots (page_size 1) or page numbers */
   const int64_t *index_rows;   /* [B] row of kv_index per request, or null: row b */
   const int32_t *index_start;  /* [B] start of the request in a flat kv_index, or null: rows are used */

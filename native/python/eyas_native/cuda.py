@@ -6,9 +6,7 @@ graph. The library is looked for beside this file, or where `EYAS_CUDA_LIBRARY` 
 """
 
 from eyas_native.cuda_attention import (
-    Options,
     Prepared,
-    TileConfig,
     attention_plan,
     lse_combine,
     prepare_gqa,
@@ -18,6 +16,7 @@ from eyas_native.cuda_attention import (
 )
 from eyas_native.cuda_core import LaunchError, library_path, status
 from eyas_native.cuda_memory import hidden_gather, kv_move
+from eyas_native.cuda_options import Options, TileConfig
 from eyas_native.cuda_tree import tree_build, tree_from_mask, tree_validate
 from eyas_native.cuda_verify import accept_commit, verify_greedy, verify_rejection, verify_target_only
 from eyas_native.memory import NORMS

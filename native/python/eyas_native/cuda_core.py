@@ -80,7 +80,14 @@ def pointer(t: Tensor | None) -> int | None:
     return None if t is None else t.data_ptr()
 
 
+def current_device() -> int:
+    """The device that work is queued on, as torch has it."""
+    torch = sys.modules["torch"]  # the caller's tensors come from it
+    return int(torch.cuda.current_device())
+
+
 def current_stream(stream: int | None) -> int:
+    """torch's current stream of its current device, where every tensor of a call is, unless the caller gives another."""
     if stream is not None:
         return stream
     torch = sys.modules["torch"]  # the caller's tensors come from it
@@ -103,12 +110,17 @@ def run(name: str, *args: Any) -> None:
     raise LaunchError(f"{name}: {text} (cudaError {code})")
 
 
+def _wanted_device(device: Any) -> str:
+    return f"cuda:{current_device()}, torch's current device" if device.type == "cuda" else "a CUDA device"
+
+
 class Faults:
     """Collects what is wrong with a call's arguments, so that all of it is reported at once."""
 
     def __init__(self, call: str) -> None:
         self.call = call
         self.texts: list[str] = []
+        self._place: object = None  # the device of a tensor that has passed, so that the others' is compared only
 
     def need(self, true: object, text: str) -> bool:
         if not true:
@@ -119,22 +131,34 @@ class Faults:
         """Checks device, dtype, shape (None: any size) and a packed last axis."""
         if not self.need(hasattr(t, "data_ptr"), f"{name} is a {type(t).__name__}, wanted a torch tensor"):
             return False
-        on_cuda, kind, shape = t.device.type == "cuda", dtype_name(t), tuple(t.shape)
+        on_device = t.device == self._place or self._reached(t.device)
+        kind, shape = dtype_name(t), tuple(t.shape)
         fits = dims is None or shape == dims or (
             len(shape) == len(dims) and all(d is None or s == d for s, d in zip(shape, dims, strict=True))
         )
         packed = not shape or shape[-1] <= 1 or t.stride(-1) == 1
-        if on_cuda and kind in dtypes and fits and packed:
+        if on_device and kind in dtypes and fits and packed:
             return True  # as on every launch of a server's rounds: words are for faults alone
         wanted = ", ".join("any" if d is None else str(d) for d in dims or ())
-        good = self.need(on_cuda, f"{name} is on {t.device}, wanted a CUDA device")
+        good = on_device or self.need(False, f"{name} is on {t.device}, wanted {_wanted_device(t.device)}")
         good &= self.need(kind in dtypes, f"{name} is {kind}, wanted {' or '.join(dtypes)}")
         good &= self.need(fits, f"{name} has shape {list(shape)}, wanted [{wanted}]")
         return self.need(packed, f"{name} is not packed in its last axis") and good
 
+    def _reached(self, device: Any) -> bool:
+        """Whether a launch reaches the device's memory: a launch goes to torch's current device, and to its stream."""
+        if device.type != "cuda":
+            return False
+        index = getattr(device, "index", None)  # None: an array of driver.py's, which has one device alone
+        if index is not None and index != current_device():
+            return False
+        self._place = device
+        return True
+
     def contiguous(self, **tensors: Tensor) -> None:
         for name, t in tensors.items():
-            self.need(t is None or t.is_contiguous(), f"{name} is not contiguous")
+            if t is not None and not t.is_contiguous():
+                self.need(False, f"{name} is not contiguous")
 
     def check(self) -> None:
         """Raises ArgumentError if anything was wrong."""

@@ -17,7 +17,7 @@ def kv_move(
 
     Args:
         buffers: i64/u64 [L] device addresses; slot_bytes: i64 [L], multiples of 16; both on the device.
-        tgt_loc, src_loc: i64 [B, k], rows independent of each other; negative entries are skipped.
+        tgt_loc, src_loc: i64 [B, k], contiguous, rows independent of each other; negative entries are skipped.
     """
     f = Faults("kv_move")
     f.tensor("buffers", buffers, ("int64", "uint64"), (None,))
@@ -29,6 +29,8 @@ def kv_move(
         buffers.shape == slot_bytes.shape,
         f"slot_bytes has shape {list(slot_bytes.shape)}, wanted {list(buffers.shape)}",
     )
+    f.check()
+    f.contiguous(tgt_loc=tgt_loc, src_loc=src_loc)
     f.check()
     run(
         "eyas_kv_move",
@@ -60,7 +62,7 @@ def hidden_gather(
 
     Args:
         sources: bf16 or fp16 [N, width] each; residuals: added to them first, rounded as an engine's own addition is.
-        index: i32 or i64 [T], or None: rows 0..T-1. out: [T, K * width] of bf16, fp16 or e4m3.
+        index: i32 or i64 [T], or None: rows 0..T-1, which every source has. out: [T, K * width] of bf16, fp16 or e4m3.
         norm: "none", "per_source" (RMSNorm of every source's part, as `fc_norm`) or "whole" (one RMSNorm over the row).
         weight: [K * width] of the sources' dtype, needed with a norm.
         out_scale: an e4m3 result is divided by it and saturated. row_scale: f32 [T], written instead: a scale per row.
@@ -94,6 +96,11 @@ def hidden_gather(
     if row_scale is not None:
         f.tensor("row_scale", row_scale, ("float32",), (rows,))
     f.check()
+    if index is None:
+        for i, source in enumerate(sources):
+            if source.shape[0] < rows:
+                f.need(False, f"sources[{i}] has {source.shape[0]} rows, wanted out's {rows}, or an index")
+        f.check()
     g = abi.Gather(
         struct_size=ctypes.sizeof(abi.Gather),
         num_sources=count,

@@ -29,6 +29,13 @@ def _verify(
     f.tensor("accept_index", accept_index, ("int32",), (batch, None))
     f.tensor("accept_token_num", accept_token_num, ("int32",), (batch,))
     f.check()
+    f.contiguous(
+        accept_index=accept_index,
+        candidates=candidates,
+        retrive_index=tree[0],
+        retrive_next_token=tree[1],
+        retrive_next_sibling=tree[2],
+    )
     v = abi.Verify(
         struct_size=ctypes.sizeof(abi.Verify),
         batch=batch,
@@ -63,6 +70,7 @@ def verify_greedy(
     Args:
         predicts: i32 [B * n], written at visited nodes. accept_index: i32 [B, depth + 1], written (-1 beyond the path).
         accept_token_num: i32 [B], written, bonus token excluded. candidates, retrive_*, target_predict: i64 [B, n].
+        All of them contiguous.
     """
     f, v = _verify(
         "verify_greedy",
@@ -73,7 +81,8 @@ def verify_greedy(
         (retrive_index, retrive_next_token, retrive_next_sibling),
         stream,
     )
-    f.tensor("target_predict", target_predict, ("int64",), (v.batch, v.nodes))
+    if f.tensor("target_predict", target_predict, ("int64",), (v.batch, v.nodes)):
+        f.contiguous(target_predict=target_predict)
     f.check()
     v.target_predict = pointer(target_predict)
     run("eyas_verify_greedy", ctypes.byref(v))
@@ -203,6 +212,8 @@ def accept_commit(
     for name, t in (("tokens", tokens), ("src_loc", src_loc), ("tgt_loc", tgt_loc), ("rows", rows)):
         f.tensor(name, t, ("int64",), (batch, width))
     f.tensor("bonus", bonus, ("int64",), (batch,))
+    f.check()
+    f.contiguous(accept_index=accept_index, tokens=tokens, src_loc=src_loc, tgt_loc=tgt_loc, rows=rows)
     f.check()
     run(
         "eyas_accept_commit",

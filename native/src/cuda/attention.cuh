@@ -34,7 +34,7 @@ __device__ __forceinline__ Request load_request(const eyas_attn &a, int b) {
 
 struct Span {
   int first, count;  // tiles of this split
-  int active;        // splits of this request that have any
+  int active;        // splits of this request that have any; 0 without keys
 };
 
 // Tiles of `split`: as even as whole tiles allow, with a tile for every group at least. Real lengths are read on the device, so a
@@ -42,7 +42,8 @@ struct Span {
 __device__ __forceinline__ Span split_span(const eyas_attn &a, const Request &r, int tile, int split) {
   const int begin = a.window > 0 ? max(0, r.prefix - a.window + 1) / tile : 0;
   const int tiles = (r.kv_len + tile - 1) / tile - begin;
-  Span s;
+  Span s = {};
+  if (r.kv_len <= 0) return s;
   s.active = max(1, min(a.num_splits, tiles / a.groups));
   const int per = tiles / s.active, even = s.active - tiles % s.active;  // the splits from `even` on have a tile more
   s.first = begin + split * per + max(0, split - even);
@@ -98,6 +99,19 @@ __device__ __forceinline__ uint32_t visible16(const eyas_attn &a, const Request 
     }
   }
   return bits;
+}
+
+// What a block's rows are of a request without keys, where no combine kernel follows: zeros, as the CPU's. A row is (query, one
+// of `per` heads from `head` on).
+template <int DV>
+__device__ __forceinline__ void store_nothing(const eyas_attn &a, const Request &r, int first_row, int end_row, int per, int head) {
+#pragma unroll 1
+  for (int i = first_row * (DV / 2) + threadIdx.x; i < end_row * (DV / 2); i += blockDim.x) {
+    const int row = i / (DV / 2), column = 2 * (i % (DV / 2)), h = head + row % per;
+    const int64_t query = r.first_query + row / per;
+    *(uint32_t *)((uint16_t *)a.out + query * a.out_stride_token + h * a.out_stride_head + column) = 0;
+    if (a.lse && column == 0) a.lse[query * a.num_q_heads + h] = -INFINITY;
+  }
 }
 
 // A ring entry: byte offset of a key in the caches (a multiple of 16), or kPastEnd: copy zeros.

@@ -127,7 +127,11 @@ __global__ void __launch_bounds__(256, 1) gqa_kernel(const __grid_constant__ Att
   const int row0 = (blockIdx.y - split * row_tiles) * Tile::BM;
   if (row0 >= r.num_queries * per) return;
   const Span span = split_span(a, r, Tile::BN, split);
-  if (span.count <= 0) return;
+  if (span.count <= 0) {
+    if (a.num_splits == 1)
+      store_nothing<Tile::D>(a, r, row0, min(row0 + Tile::BM, r.num_queries * per), per, blockIdx.x * per);
+    return;
+  }
 
   const Place<Tile> at;
   const int32_t *index = request_index(a, blockIdx.z);

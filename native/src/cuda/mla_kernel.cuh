@@ -83,9 +83,13 @@ __global__ void __launch_bounds__(Tile::THREADS, 1) mla_kernel(const __grid_cons
   const int stages = a.stages;
   const Request r = load_request(a, blockIdx.z);
   allow_next();
-  if (blockIdx.x * Tile::BM >= r.num_queries * a.num_q_heads) return;
+  const int row0 = blockIdx.x * Tile::BM, rows = r.num_queries * a.num_q_heads;
+  if (row0 >= rows) return;
   const Span span = split_span(a, r, Tile::BN, blockIdx.y);
-  if (span.count <= 0) return;
+  if (span.count <= 0) {
+    if (a.num_splits == 1) store_nothing<Tile::DV>(a, r, row0, min(row0 + Tile::BM, rows), a.num_q_heads, 0);
+    return;
+  }
 
   w.kv_len = r.kv_len;
   w.mask_from = r.prefix;

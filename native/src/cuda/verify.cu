@@ -1,4 +1,5 @@
 // verify_greedy and verify_target_only: which path of the draft tree the target accepts. One block per request.
+#include "host.h"
 #include "verify.cuh"
 
 namespace eyas {

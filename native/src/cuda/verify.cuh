@@ -1,6 +1,6 @@
 // What the verifications share: the tree in shared memory, checks, and the draw of the token that ends a path.
 #pragma once
-#include "host.h"
+#include "eyas/cuda_api.h"
 
 namespace eyas {
 

@@ -1,4 +1,4 @@
-// CUDA C++ on a CPU, as far as the attention kernels need it: every thread of a block is a fiber, the fibers of a warp meet at
+// CUDA C++ on a CPU, as far as the attention kernels and verify_rejection need it: every thread of a block is a fiber, the fibers of a warp meet at
 // whatever the warp's lanes do together, and warps run at speeds of their own, so that a missing barrier shows. Included before
 // anything else.
 #pragma once
@@ -69,7 +69,7 @@ inline std::vector<Thread> threads;
 inline Thread *now;
 inline dim3 block, block_size, grid;
 inline int smem_bytes;
-inline Meeting barriers[16], warps[8];
+inline Meeting barriers[16], warps[32];
 inline ucontext_t scheduler;
 inline std::function<void()> kernel;
 
@@ -143,7 +143,7 @@ inline void run_block(int count) {
 inline void launch(dim3 blocks, int count, int bytes, std::function<void()> f) {
   kernel = std::move(f), grid = blocks, block_size = {count, 1, 1}, smem_bytes = bytes;
   if (bytes > (int)sizeof(eyas::smem)) std::exit(3);
-  threads.resize(256);
+  threads.resize(1024);
   for (block.z = 0; block.z < grid.z; ++block.z)
     for (block.y = 0; block.y < grid.y; ++block.y)
       for (block.x = 0; block.x < grid.x; ++block.x) run_block(count);

@@ -45,12 +45,13 @@ template <class T, bool E4M3, int DK> struct Problem {
           else cache[at] = Scalar<T>::round(normal());
         }
   }
-  Problem() {
+  explicit Problem(bool keyless) {  // keyless: the first request has no keys
     int total = 0;
+    prefixes &= !keyless;
     for (int b = 0; b < batch; ++b) {
       trees.push_back(ragged ? 1 + cpu::rng() % top : top);
       keys.push_back(tree_keys ? tree_keys : trees[b]);
-      lens.push_back(keys[b] + pick({0, 1, 31, (int)(cpu::rng() % 300), (int)(cpu::rng() % 1200)}));
+      lens.push_back(keyless && b == 0 ? 0 : keys[b] + pick({0, 1, 31, (int)(cpu::rng() % 300), (int)(cpu::rng() % 1200)}));
       pages.push_back((lens[b] + page - 1) / page);
       starts.push_back(total);
       total += pages[b];
@@ -109,12 +110,16 @@ template <class T, bool E4M3, int DK> struct Problem {
     a.positions = tree_keys ? nullptr : positions.data(), a.window = window, a.page_size = page, a.batch = batch, a.max_tree = top;
     a.num_q_heads = heads, a.num_kv_heads = kv_heads, a.scale = 1.f / std::sqrt((float)DK);
     a.k_scale = E4M3 ? 0.5f : 1.f, a.v_scale = E4M3 && !MLA ? 2.f : a.k_scale;
-    a.num_splits = pick({1, 2, 3, 7}), a.stages = pick({2, 3});
-    part.assign((size_t)a.num_splits * batch * top * heads * DV, 0x7fff);
-    stat.assign((size_t)a.num_splits * batch * top * heads, {NAN, NAN});
-    p.scale_log2 = a.scale * 1.44269504089f * a.k_scale, p.part_out = part.data(), p.part_stat = stat.data();
+    a.stages = pick({2, 3}), p.scale_log2 = a.scale * 1.44269504089f * a.k_scale;
+    split(pick({1, 2, 3, 7}));
   }
-  // Largest relative error of a row and of a log-sum-exp; whatever is NaN counts as 9.
+  void split(int splits) {
+    p.a.num_splits = splits;
+    part.assign((size_t)splits * batch * top * heads * DV, 0x7fff);
+    stat.assign((size_t)splits * batch * top * heads, {NAN, NAN});
+    p.part_out = part.data(), p.part_stat = stat.data();
+  }
+  // Largest relative error of a row and of a log-sum-exp; whatever is NaN counts as 9. Without keys: zeros and -inf.
   std::pair<double, double> errors() const {
     double row_error = 0, lse_error = 0;
     for (int b = 0; b < batch; ++b)
@@ -136,10 +141,11 @@ template <class T, bool E4M3, int DK> struct Problem {
             for (int d = 0; w > 0 && d < DV; ++d) sum[d] += w * cached(MLA ? k : v, b, n, h / per, d) * p.a.v_scale;
           }
           for (int d = 0; d < DV; ++d) {
-            const double e = Scalar<T>::widen(out[((size_t)t * heads + h) * DV + d]) - sum[d] / total;
-            wrong += e * e, size += sum[d] / total * (sum[d] / total);
+            const double wanted = lens[b] ? sum[d] / total : 0, e = Scalar<T>::widen(out[((size_t)t * heads + h) * DV + d]) - wanted;
+            wrong += e * e, size += wanted * wanted;
           }
-          const double e = std::abs(lse[(size_t)t * heads + h] - (top_score + std::log(total)));
+          const float found = lse[(size_t)t * heads + h];
+          const double e = lens[b] ? std::abs(found - (top_score + std::log(total))) : found == -INFINITY ? 0 : 9;
           row_error = std::max(row_error, std::isnan(wrong) ? 9 : std::sqrt(wrong / std::max(size, 1e-9)));
           lse_error = std::max(lse_error, std::isnan(e) ? 9 : e);
         }
@@ -147,9 +153,11 @@ template <class T, bool E4M3, int DK> struct Problem {
   }
 };
 
-template <class T, bool E4M3, class Tile, int DK> bool agrees(const char *name) {
-  Problem<T, E4M3, DK> x;
+// keyless_splits: 0, or of how many splits a launch is whose first request has no keys.
+template <class T, bool E4M3, class Tile, int DK> bool agrees(const char *name, int keyless_splits) {
+  Problem<T, E4M3, DK> x(keyless_splits > 0);
   eyas_attn &a = x.p.a;
+  if (keyless_splits) x.split(keyless_splits);
   cpu::arrival = (cpu::Arrival)pick({0, 1, 2});
   const AttnParams &p = x.p;
   if constexpr (x.MLA) {
@@ -180,7 +188,7 @@ template <class T, bool E4M3, class Tile, int DK> bool agrees(const char *name) 
 bool splits_cover_all() {
   for (int splits : {1, 2, 3, 7, 16})
     for (int groups : {1, 2, 8})
-      for (int len = 1; len < 1500; len += 7) {
+      for (int len = 0; len < 1500; len += 7) {
         eyas_attn a = {};
         a.num_splits = splits, a.groups = groups;
         const Request r = {0, 1, len, len - 1};
@@ -200,13 +208,14 @@ bool splits_cover_all() {
 
 }  // namespace
 
-#define CASE(T, E4M3, TILE, DK) wrong += !agrees<T, E4M3, TILE, DK>(#T " " #TILE);
+#define CASE(T, E4M3, TILE, DK) wrong += !agrees<T, E4M3, TILE, DK>(#T " " #TILE, keyless_splits);
 int main(int, char **given) {
   const int cases = std::atoi(given[1]);
   int wrong = 0;
   cpu::rng.seed(std::atoi(given[2]));
   wrong += !splits_cover_all();
-  for (int i = 0; i < cases; ++i) {
+  for (int i = 0; i < cases + 2; ++i) {  // the last two: a request without keys, of one split and of several
+    const int keyless_splits = i < cases ? 0 : i == cases ? 1 : 3;
 #if PART == 1
     CASE(Bf16, false, Gqa128Rows128<false>, 128)
     CASE(Bf16, true, Gqa128Rows32<true>, 128)
