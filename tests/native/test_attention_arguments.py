@@ -94,6 +94,18 @@ def test_tree_keys_need_their_mask(mask: torch.Tensor | None, named: str) -> Non
     assert raised.value.where == named
 
 
+def test_a_mask_beyond_64_bits_is_refused() -> None:
+    """2**42 queries by 2**22 keys: 0 entries, in 64 bits. One row of memory stands for all queries."""
+    queries, keys = 2**42, 2**22
+    q = torch.zeros(1, 1, 16).expand(queries, 1, 16)
+    with pytest.raises(eyas_native.ArgumentError, match=f"{queries} times {keys}") as raised:
+        eyas_native.tree_attention(
+            q, torch.zeros(1, 1, 16), torch.zeros(1, 1, 16), q, torch.zeros(1, keys, dtype=torch.int32), T([0]),
+            T([keys]), T([queries]), T([0]), scale=1.0, tree_mask=torch.ones(8, dtype=torch.bool), tree_keys=keys,
+        )  # fmt: skip
+    assert raised.value.where == "tree_mask"
+
+
 def test_all_mismatches_at_once() -> None:
     bad = {**arguments(), "out": torch.zeros(5, 4, 9), "seq_lens": T([1]), "extend_start": T([0.0, 1.0])}
     with pytest.raises(eyas_native.ArgumentError) as raised:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import references
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,6 +58,39 @@ def test_extend_equals_decode_over_the_same_keys(
         for row in extend.seen(b, tree=tree)
     ]
     assert torch.equal(out, decode_rows(pool, q, dim, lists, scale=0.2, window=window))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("window", [0, 5, 100])
+@pytest.mark.parametrize(("heads", "dim"), [((6, 2), 64), ((2, 2), 40)])
+def test_an_overflowed_key_reaches_only_who_sees_it(
+    isa: str, dtype: torch.dtype, tree: bool, window: int, heads: tuple[int, int], dim: int
+) -> None:
+    """A rejected token whose states overflowed must not spoil the accepted ones, whatever is computed beside them."""
+    eyas_native.set_isa(isa)
+    nodes, prefix = 70, 61  # the second block has prefix, tree and end
+    chain, rng = list(range(-1, nodes - 1)), random.Random(window)
+    extend = Extend([prefix], [references.random_parents(rng, nodes) if tree else chain])
+    pool = Pool.random(7, dtype=dtype, heads=heads[1], dim=dim, v_dim=dim, longest=prefix + nodes, requests=1)
+    q = torch.randn(nodes, heads[0], dim).to(dtype)
+    options = {"rows": [0], "scale": 0.2, "window": window, "tree_mask": extend.tree_mask() if tree else None}
+    keys = extend.seen(0, tree=tree)
+    seen = references.last_seen(keys, window)
+    lists = [pool.req_to_token[0, : prefix + nodes][row] for row in keys]
+    clean, _ = run_extend(pool, extend, q, dim, **options)
+    for rank, value in [(2, float("nan")), (60, float("inf")), (63, float("nan")), (100, float("-inf"))]:
+        slot = int(pool.req_to_token[0, rank])
+        k, v = pool.k.clone(), pool.v.clone()
+        k[slot], v[slot] = value, value
+        for poisoned in (Pool(pool.k, v, pool.req_to_token), Pool(k, v, pool.req_to_token)):
+            out, lse = run_extend(poisoned, extend, q, dim, **options)
+            blind = ~seen[:, rank]
+            assert torch.equal(out[blind], clean[blind])
+            assert lse[blind].isfinite().all()
+            assert not out[~blind].isfinite().any()
+            assert torch.equal(decode_rows(poisoned, q, dim, lists, scale=0.2, window=window)[blind], clean[blind])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -108,7 +108,9 @@ def test_validate_names_the_problem() -> None:
     assert problems[3, 2] == "sees other nodes than its parent"
 
 
-def build_with(selected: list[int], parents: list[int], **changed: object) -> dict[str, torch.Tensor]:
+def build_with(
+    selected: list[int], parents: list[int], *, seq_len: int = 5, **changed: object
+) -> dict[str, torch.Tensor]:
     found = outputs(1, len(selected) + 1)
     arguments: dict[str, object] = {
         "topk": 2,
@@ -119,7 +121,7 @@ def build_with(selected: list[int], parents: list[int], **changed: object) -> di
         **found,
         **changed,
     }
-    eyas_native.tree_build(torch.tensor([parents]), torch.tensor([selected]), torch.tensor([5]), **arguments)  # type: ignore[arg-type]
+    eyas_native.tree_build(torch.tensor([parents]), torch.tensor([selected]), torch.tensor([seq_len]), **arguments)  # type: ignore[arg-type]
     return found
 
 
@@ -137,6 +139,15 @@ def test_bad_trees_are_reported_and_nothing_is_written(selected: list[int], pare
     with pytest.raises(eyas_native.ArgumentError, match=named):
         build_with(selected, parents, **found)
     assert all((tensor == GARBAGE).all() for tensor in found.values())
+
+
+@pytest.mark.parametrize("seq_len", [2**62, 2**62 + 1, 2**63 - 1, 5])  # four rows of 2**62 are 0 in 64 bits
+def test_a_length_that_the_mask_cannot_hold_is_refused(seq_len: int) -> None:
+    mask = torch.full((4 * 4 + 3,), GARBAGE, dtype=torch.uint8)
+    with pytest.raises(eyas_native.ArgumentError) as raised:
+        build_with([0, 1, 2], [-1, 0, 1, 2, 3], seq_len=seq_len, mask_mode=0, tree_mask=mask)
+    assert raised.value.where == "seq_lens"
+    assert (mask == GARBAGE).all()
 
 
 def test_orphan_in_mask_is_reported() -> None:

@@ -47,7 +47,7 @@ EYAS_API const char *eyas_cpu_isas(void);
 EYAS_API const char *eyas_cpu_isa(void);
 /* Forces one of eyas_cpu_isas() for all later calls; null or empty: back to the default. */
 EYAS_API int32_t eyas_cpu_set_isa(const char *name);
-/* Threads per call; 0: as many as OpenMP would take. */
+/* Threads per call; 0: as many as OpenMP would take. In a forked child always one: OpenMP's threads stay behind. */
 EYAS_API int32_t eyas_cpu_set_threads(int32_t threads);
 EYAS_API int32_t eyas_cpu_threads(void);
 

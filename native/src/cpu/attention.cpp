@@ -15,6 +15,7 @@ constexpr int64_t kPackingRows = 4;  // what bringing a key into place costs, in
 struct Plan {
   std::vector<Unit> units;
   std::vector<int64_t> first_piece;  // of each unit, when chunks are spread over threads; one entry more than units
+  int64_t rows = 0;                  // of the largest unit
   int64_t work = 0;                  // multiply-adds
 };
 
@@ -34,6 +35,7 @@ Plan plan_with(const eyas_cpu_attention& a, const std::vector<Request>& requests
         const int64_t count = std::min(unit_rows, rows - first);
         const int64_t keys = keys_of_rows(request, a, first + count - 1), chunks = (keys + kChunk - 1) / kChunk;
         plan.units.push_back({&request, head, first, count, chunks});
+        plan.rows = std::max(plan.rows, count);
         plan.work += (count + kPackingRows) * keys * (a.head_dim + a.v_head_dim);
         plan.first_piece.push_back(plan.first_piece.back() + chunks);
       }
@@ -55,11 +57,7 @@ Plan make_plan(const eyas_cpu_attention& a, const std::vector<Request>& requests
 
 class Workspace {
  public:
-  Partial take(int64_t rows, int64_t padded) {
-    states_.resize(std::max<std::size_t>(states_.size(), static_cast<std::size_t>(rows)));
-    out_.resize(std::max<std::size_t>(out_.size(), static_cast<std::size_t>(rows * padded)));
-    return {states_.data(), out_.data()};
-  }
+  Partial take(int64_t rows, int64_t padded) { return {room(states_, rows), room(out_, rows * padded)}; }
 
  private:
   std::vector<RowState> states_;
@@ -91,7 +89,7 @@ void run_whole(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& 
   parallel_for(static_cast<int64_t>(plan.units.size()), plan.work, [&](int64_t i) {
     thread_local Workspace totals, parts;
     const Unit& unit = plan.units[static_cast<std::size_t>(i)];
-    const Partial total = totals.take(kMaxRows, padded), part = parts.take(kMaxRows, padded);
+    const Partial total = totals.take(plan.rows, padded), part = parts.take(plan.rows, padded);
     clear(total, unit.rows, padded);
     for (int64_t chunk = 0; chunk < unit.chunks; ++chunk) {
       clear(part, unit.rows, padded);
@@ -106,9 +104,9 @@ void run_whole(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& 
 void run_split(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& plan) {
   thread_local Workspace workspace;
   const int64_t padded = padded_width(a.v_head_dim), pieces = plan.first_piece.back();
-  const Partial all = workspace.take(pieces * kMaxRows, padded);
+  const Partial all = workspace.take(pieces * plan.rows, padded);
   const auto piece_at = [&](int64_t piece) {
-    return Partial{all.states + piece * kMaxRows, all.out + piece * kMaxRows * padded};
+    return Partial{all.states + piece * plan.rows, all.out + piece * plan.rows * padded};
   };
   parallel_for(pieces, plan.work, [&](int64_t piece) {
     const auto after = std::upper_bound(plan.first_piece.begin(), plan.first_piece.end(), piece);
@@ -119,7 +117,7 @@ void run_split(const eyas_cpu_attention& a, const Kernels& kernels, const Plan& 
   thread_local Workspace totals;
   for (std::size_t i = 0; i < plan.units.size(); ++i) {
     const Unit& unit = plan.units[i];
-    const Partial total = totals.take(kMaxRows, padded);
+    const Partial total = totals.take(plan.rows, padded);
     clear(total, unit.rows, padded);
     for (int64_t piece = plan.first_piece[i]; piece < plan.first_piece[i + 1]; ++piece)
       join_rows(kernels, total, piece_at(piece), unit.rows, padded);

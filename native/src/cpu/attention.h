@@ -49,6 +49,16 @@ struct Partial {
 
 int64_t padded_width(int64_t width, int64_t to = 16);  // the next multiple
 
+// At least `size` elements, what they held is lost. Never shrinks: after the first calls no allocation happens.
+template <class T>
+T* room(std::vector<T>& buffer, int64_t size) {
+  if (static_cast<int64_t>(buffer.size()) < size) {
+    std::vector<T>().swap(buffer);  // first, so that old and new are never there together
+    buffer.resize(static_cast<std::size_t>(size));
+  }
+  return buffer.data();
+}
+
 void clear(const Partial& partial, int64_t rows, int64_t padded);
 void attend_chunk(const eyas_cpu_attention& a, const Kernels& kernels, const Unit& unit, int64_t chunk,
                   const Partial& result);

@@ -107,12 +107,15 @@ std::vector<Request> read_requests(const eyas_cpu_attention& a) {
     requests.push_back(read_request(a, b));
     Request& request = requests.back();
     if (a.tree_mask == nullptr || a.extend_lens == nullptr) continue;
+    const uint64_t rows = static_cast<uint64_t>(request.length), columns = static_cast<uint64_t>(request.tree);
+    if (columns > 0 && rows > (a.tree_mask_bytes - mask_bytes) / columns)  // 64 bits need not hold rows * columns
+      refuse(EYAS_CPU_BAD_ARGUMENT, "tree_mask", "%llu entries, of which %llu are left for request %lld|%llu times %llu, "
+             "for each query as many as its request's masked keys", static_cast<unsigned long long>(a.tree_mask_bytes),
+             static_cast<unsigned long long>(a.tree_mask_bytes - mask_bytes), static_cast<Long>(b),
+             static_cast<unsigned long long>(rows), static_cast<unsigned long long>(columns));
     request.tree_mask = a.tree_mask + mask_bytes;
-    mask_bytes += static_cast<uint64_t>(request.length) * static_cast<uint64_t>(request.tree);
+    mask_bytes += rows * columns;
   }
-  if (mask_bytes > a.tree_mask_bytes)
-    refuse(EYAS_CPU_BAD_ARGUMENT, "tree_mask", "%llu entries|%llu, for each query as many as its request's masked keys",
-           static_cast<unsigned long long>(a.tree_mask_bytes), static_cast<unsigned long long>(mask_bytes));
   for (Request& request : requests)
     if (request.tree_mask != nullptr) list_seen(request);
   return requests;

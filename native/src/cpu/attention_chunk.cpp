@@ -9,7 +9,7 @@
 namespace eyas::cpu {
 namespace {
 
-// Grows, never shrinks: after the first calls no allocation happens. One per thread.
+// One per thread.
 struct Scratch {
   std::vector<float> queries, keys, values, scores, tree_scores, tree_values;
   std::vector<uint32_t> query_pairs, key_pairs, value_pairs;
@@ -17,14 +17,16 @@ struct Scratch {
   std::vector<const float*> seen_values;
 };
 
-template <class T>
-T* room(std::vector<T>& buffer, int64_t size) {
-  if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(static_cast<std::size_t>(size));
-  return buffer.data();
-}
+struct Range {
+  int64_t first, last;  // ranks [first, last)
 
-struct Row {
-  int64_t first, last;  // ranks it sees: [first, last)
+  // Its part of the `count` ranks from `start` on, counted from there.
+  Range within(int64_t start, int64_t count) const {
+    return {std::clamp<int64_t>(first - start, 0, count), std::clamp<int64_t>(last - start, 0, count)};
+  }
+};
+
+struct Row : Range {    // of what it sees
   const int32_t* seen;  // tree columns at ranks prefix, prefix + 1, ...; or null
 };
 
@@ -51,6 +53,7 @@ class Chunk {
 
   void read_rows() {
     first_ = INT64_MAX;
+    by_all_ = {0, INT64_MAX};
     for (int64_t r = 0; r < unit_.rows; ++r) {
       Row& row = rows_[r];
       const int64_t query = query_of(r);
@@ -67,6 +70,7 @@ class Chunk {
       row.first = a_.window > 0 ? std::max<int64_t>(0, row.last - a_.window) : 0;
       first_ = std::min(first_, row.first);
       last_ = std::max(last_, row.last);
+      by_all_ = {std::max(by_all_.first, row.first), std::min(by_all_.last, row.last)};
     }
   }
 
@@ -134,9 +138,10 @@ class Chunk {
     }
   }
 
-  // One softmax step over ranks [start, start + kBlock).
+  // One softmax step over ranks [start, start + kBlock). A key that a row does not see has weight 0 there, which is not
+  // enough: 0 * NaN is NaN, so the row must not meet that key's value at all.
   void step(int64_t start, const Partial& result) {
-    const int64_t listed_from = request_.tree_mask != nullptr ? request_.prefix : last_;
+    const int64_t listed_from = request_.tree_mask != nullptr ? request_.prefix : INT64_MAX;
     const int64_t shared = std::clamp<int64_t>(std::min(listed_from, last_) - start, 0, kBlock);
     float* scores = room(scratch_.scores, unit_.rows * kBlock);
     if (shared > 0) score(start, shared, scores);
@@ -149,41 +154,64 @@ class Chunk {
                             result.states + r, result.out + r * padded_, padded_);
     }
     const bool listed = start + shared >= listed_from;
-    if (value_pairs_) return listed ? add_listed_pairs(start, shared, scores, result) : add_pairs(start, scores, result);
-    if (shared > 0) {
-      float* values = room(scratch_.values, kBlock * padded_);
-      load_values(start, shared, values);
-      kernels_.gemm(unit_.rows, padded_, shared, scores, kBlock, values, padded_, result.out, padded_, true);
-    }
+    if (value_pairs_) return add_pairs(start, shared, listed, scores, result);
+    if (shared > 0) add_values(start, shared, scores, result);
     if (listed) add_tree_values(start, shared, scores, result);
   }
 
-  // All rows see (some of) the same keys.
-  void add_pairs(int64_t start, const float* weights, const Partial& result) {
-    const int64_t count = std::min<int64_t>(kBlock, last_ - start), end = padded_width(count, 32);
-    uint32_t* values = room(scratch_.value_pairs, kBlock / 2 * padded_ + 16);
+  // Rows that see the same of the first `shared` keys go together.
+  void add_values(int64_t start, int64_t shared, const float* weights, const Partial& result) {
+    float* values = room(scratch_.values, kBlock * padded_);
+    load_values(start, shared, values);
+    for (int64_t r = 0, next; r < unit_.rows; r = next) {
+      const Range seen = rows_[r].within(start, shared);
+      for (next = r + 1; next < unit_.rows; ++next) {
+        const Range other = rows_[next].within(start, shared);
+        if (other.first != seen.first || other.last != seen.last) break;
+      }
+      if (seen.first < seen.last)
+        kernels_.gemm(next - r, padded_, seen.last - seen.first, weights + r * kBlock + seen.first, kBlock,
+                      values + seen.first * padded_, padded_, result.out + r * padded_, padded_, true);
+    }
+  }
+
+  // The tiles of the pairs want many rows at once: where no key of the block is in a list, the rows go together in spite of
+  // keys that some of them do not see, unless there is harm in these.
+  void add_pairs(int64_t start, int64_t shared, bool listed, const float* weights, const Partial& result) {
     const void** rows = room(scratch_.rows, kBlock);
-    for (int64_t i = 0; i < count; ++i) rows[i] = value_row(start + i);
-    kernels_.pack_value_pairs(rows, count, end, a_.v_head_dim, padded_, values);
+    for (int64_t i = 0; i < shared; ++i) rows[i] = value_row(start + i);
+    const Range by_all = by_all_.within(start, shared);
+    const int64_t behind = std::max(by_all.first, by_all.last);
+    if (listed || !kernels_.finite_pairs(rows, by_all.first, a_.v_head_dim) ||
+        !kernels_.finite_pairs(rows + behind, shared - behind, a_.v_head_dim))
+      return add_pairs_by_query(start, shared, weights, result);
+    const int64_t end = padded_width(shared, 32);
+    uint32_t* values = room(scratch_.value_pairs, kBlock / 2 * padded_ + 16);
+    kernels_.pack_value_pairs(rows, shared, end, a_.v_head_dim, padded_, values);
     kernels_.add_value_pairs(unit_.rows, padded_, end, weights, values, result.out);
   }
 
-  // Behind the first `shared` keys each query has its own list; the rows of one query share it.
-  void add_listed_pairs(int64_t start, int64_t shared, const float* weights, const Partial& result) {
+  // Behind the first `shared` keys each query has its own list; the rows of one query see the same.
+  void add_pairs_by_query(int64_t start, int64_t shared, const float* weights, const Partial& result) {
+    static const uint16_t kUnseen[1024] = {};  // the widest value there can be
     uint32_t* values = room(scratch_.value_pairs, kBlock / 2 * padded_ + 16);
     const void** rows = room(scratch_.rows, kBlock);
-    for (int64_t i = 0; i < shared; ++i) rows[i] = value_row(start + i);
-    const int64_t whole = shared / 2 * 2;
+    const Range by_all = by_all_.within(start, shared);
+    const int64_t whole = by_all.first > 0 ? 0 : by_all.last / 2 * 2;  // keys that need packing only once
+    for (int64_t i = 0; i < whole; ++i) rows[i] = value_row(start + i);
     kernels_.pack_value_pairs(rows, whole, whole, a_.v_head_dim, padded_, values);
     for (int64_t first = 0, next; first < unit_.rows; first = next) {
       next = std::min(unit_.rows, (query_of(first) + 1) * group_ - unit_.first_row);
       const Row& row = rows_[first];
-      const int64_t count = std::min<int64_t>(kBlock, row.last - start), end = padded_width(count, 32);
-      if (count <= 0) continue;
-      for (int64_t i = shared; i < count; ++i)
-        rows[i] = value_row(request_.prefix + row.seen[start + i - request_.prefix]);
-      if (count > whole || end > whole)
-        kernels_.pack_value_pairs(rows + whole, count - whole, end - whole, a_.v_head_dim, padded_,
+      const Range seen = row.within(start, kBlock);
+      const int64_t end = padded_width(seen.last, 32);
+      if (seen.first >= seen.last) continue;
+      for (int64_t i = whole; i < seen.last; ++i)
+        rows[i] = i < seen.first ? kUnseen
+                  : i < shared   ? value_row(start + i)
+                                 : value_row(request_.prefix + row.seen[start + i - request_.prefix]);
+      if (end > whole)
+        kernels_.pack_value_pairs(rows + whole, seen.last - whole, end - whole, a_.v_head_dim, padded_,
                                   values + whole / 2 * padded_);
       kernels_.add_value_pairs(next - first, padded_, end, weights + first * kBlock, values,
                                result.out + first * padded_);
@@ -199,12 +227,12 @@ class Chunk {
     const float** seen = room(scratch_.seen_values, kBlock);
     for (int64_t r = 0; r < unit_.rows; ++r) {
       const Row& row = rows_[r];
-      const int64_t end = std::min(row.last, start + kBlock);
+      const int64_t first = std::max(row.first, start + shared), end = std::min(row.last, start + kBlock);
       int64_t count = 0;
-      for (int64_t rank = start + shared; rank < end; ++rank)
+      for (int64_t rank = first; rank < end; ++rank)
         seen[count++] = scratch_.tree_values.data() + row.seen[rank - request_.prefix] * padded_;
       if (count > 0)
-        kernels_.add_rows(weights + r * kBlock + shared, seen, count, result.out + r * padded_, padded_);
+        kernels_.add_rows(weights + r * kBlock + first - start, seen, count, result.out + r * padded_, padded_);
     }
   }
 
@@ -217,6 +245,7 @@ class Chunk {
   const bool pairs_, value_pairs_;
   Row rows_[kMaxRows];
   int64_t first_ = 0, last_ = 0;  // over all rows
+  Range by_all_{};                // what every row sees; first may be beyond last
 };
 
 }  // namespace

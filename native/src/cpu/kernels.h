@@ -33,6 +33,7 @@ struct Kernels {
   void (*pack_value_pairs)(const void* const* rows, int64_t count, int64_t end, int64_t width, int64_t padded,
                            uint32_t* out);
   void (*add_value_pairs)(int64_t m, int64_t n, int64_t keys, const float* weights, const uint32_t* values, float* c);
+  bool (*finite_pairs)(const void* const* rows, int64_t count, int64_t width);  // none of these bf16 is NaN or infinite
   // One softmax step over scores[first..last) of kBlock: scores become weights (0 outside), state and out are rescaled.
   void (*softmax_step)(float* scores, int64_t first, int64_t last, float scale, float cap, RowState* state, float* out,
                        int64_t n);

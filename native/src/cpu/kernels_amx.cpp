@@ -152,6 +152,19 @@ void add_value_pairs(int64_t m, int64_t n, int64_t keys, const float* weights, c
   }
 }
 
+bool finite_pairs(const void* const* rows, int64_t count, int64_t width) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  __mmask32 found = 0;
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t d = 0; d < width; d += 32) {
+      const int64_t left = width - d;
+      const __mmask32 inside = left >= 32 ? 0xffffffffu : (1u << left) - 1u;
+      const __m512i x = _mm512_maskz_loadu_epi16(inside, static_cast<const uint16_t*>(rows[i]) + d);
+      found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+    }
+  return found == 0;
+}
+
 // Linux gives tile registers to a process that asks for them.
 bool runs_here() {
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
@@ -169,6 +182,7 @@ constexpr Kernels with_tiles() {
   kernels.gemm_pairs = gemm_pairs;
   kernels.pack_value_pairs = pack_value_pairs;
   kernels.add_value_pairs = add_value_pairs;
+  kernels.finite_pairs = finite_pairs;
   return kernels;
 }
 

@@ -1,5 +1,7 @@
 #include "threads.h"
 
+#include <pthread.h>
+
 #include "error.h"
 
 namespace eyas::cpu {
@@ -7,9 +9,15 @@ namespace {
 
 std::atomic<int> wanted_threads{0};
 
+// libgomp's threads do not survive a fork: a child that calls for the team of its parent waits for it for ever. Whether there
+// is one cannot be known, since torch shares libgomp, so every child of a process that loaded this library has one thread.
+std::atomic<bool> forked{false};
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+
 }  // namespace
 
 int num_threads() {
+  if (forked.load(std::memory_order_relaxed)) return 1;
   const int wanted = wanted_threads.load(std::memory_order_relaxed);
   return wanted > 0 ? wanted : omp_get_max_threads();
 }

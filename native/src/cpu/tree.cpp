@@ -31,7 +31,14 @@ uint64_t mask_bytes(const eyas_cpu_tree& t) {
   switch (t.mask_mode) {
     case EYAS_CPU_MASK_FULL: {
       uint64_t bytes = batch * n * n;
-      for (int b = 0; b < t.batch; ++b) bytes += n * static_cast<uint64_t>(t.seq_lens[b]);
+      for (int b = 0; b < t.batch; ++b) {
+        const uint64_t length = static_cast<uint64_t>(t.seq_lens[b]);
+        if (length > t.tree_mask_bytes / n)  // before n * length, which 64 bits need not hold
+          refuse(EYAS_CPU_OUT_OF_RANGE, "seq_lens", "%llu for request %d|0 to %llu, what tree_mask's %llu bytes can hold",
+                 static_cast<unsigned long long>(length), b, static_cast<unsigned long long>(t.tree_mask_bytes / n),
+                 static_cast<unsigned long long>(t.tree_mask_bytes));
+        bytes += n * length;
+      }
       return bytes;
     }
     case EYAS_CPU_MASK_TREE_ONLY:
