@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from on_host import cuda_on_host
 
 import eyas_native
-from eyas_native import cuda, cuda_abi, cuda_core
+from eyas_native import cuda, cuda_abi
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
@@ -26,12 +27,7 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     subprocess.run(["c++", *flags, str(HERE / "emulation/rejection.cpp"), "-o", str(path)], check=True)
     library = ctypes.CDLL(str(path))
     library.eyas_verify_rejection.argtypes = list(cuda_abi.PROTOTYPES["eyas_verify_rejection"])
-    need = cuda_core.Faults.need
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_core, "library", lambda: library)
-        patch.setattr(
-            cuda_core.Faults, "need", lambda self, true, text: need(self, true or "wanted a CUDA device" in text, text)
-        )
+    with cuda_on_host(library):
         yield
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import references
 import torch
+from on_host import cuda_on_host
 
 import eyas_native
-from eyas_native import cuda, cuda_abi, cuda_core
+from eyas_native import cuda, cuda_abi
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
@@ -35,12 +36,7 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     library = ctypes.CDLL(str(path))
     for name in ("eyas_tree_build", "eyas_tree_from_mask", "eyas_tree_validate"):
         getattr(library, name).argtypes = list(cuda_abi.PROTOTYPES[name])
-    need = cuda_core.Faults.need
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_core, "library", lambda: library)
-        patch.setattr(
-            cuda_core.Faults, "need", lambda self, true, text: need(self, true or "wanted a CUDA device" in text, text)
-        )
+    with cuda_on_host(library):
         yield
 
 
