@@ -7,13 +7,12 @@ that they stand for, whatever the published map was, and a token that was not in
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from eyas_contract import Contract, DraftSpec, InvalidInput, default_aux_layer_ids
-from eyas_contract.engines.wanted import MLA_KEYS, head_dim, kv_heads
+from eyas_contract import Contract, InvalidInput, default_aux_layer_ids
+from eyas_contract.engines.wanted import sizes_beside
 from eyas_draft.convert import ConvertConfig, Source, read_source
 from eyas_draft.mapped import map_tensor
 from eyas_draft.model import DraftModel
@@ -58,7 +57,8 @@ def _faults(source: Source, model: DraftModel, contract: Contract) -> list[str]:
         ids, named = _usual_layers(contract), " (it names none, and engines take these)"
     if ids != capture.aux_layer_ids:
         faults.append(f"outputs of layers {list(ids)}{named}, not {list(capture.aux_layer_ids)}")
-    faults += _size_faults(source, spec)
+    faults += [f"{key} {found}, not {wanted}" for key, (found, wanted) in sorted(
+        sizes_beside(source.neutral.base, spec).items()) if found != wanted]
     if source.neutral.rope != spec.rope:
         faults.append(f"rope {source.neutral.rope}, not {spec.rope}")
     wanted_norms = {name for name, on in (("fc_norm", spec.fc_norm), ("norm_output", spec.norm_output)) if on}
@@ -78,21 +78,6 @@ def _faults(source: Source, model: DraftModel, contract: Contract) -> list[str]:
 def _usual_layers(contract: Contract) -> tuple[int, ...]:
     """What engines take for a draft that names no layers; none of a target too shallow for it."""
     return default_aux_layer_ids(contract.target.num_layers) if contract.target.num_layers >= 6 else ()
-
-
-def _size_faults(source: Source, spec: DraftSpec) -> list[str]:
-    """Sizes that the tensors' shapes do not tell, by the published config: 8 heads of 8 look like 4 of 16."""
-    base = source.neutral.base
-    wanted: dict[str, float] = {"num_attention_heads": spec.num_heads, "rms_norm_eps": spec.rms_norm_eps}
-    found: dict[str, Any] = {"num_attention_heads": base.get("num_attention_heads"),
-                             "rms_norm_eps": base.get("rms_norm_eps", 1e-6)}  # as `TargetSpec` reads it
-    if spec.mla is not None:
-        wanted |= {key: getattr(spec.mla, key) for key in MLA_KEYS}
-        found |= {key: base.get(key) for key in MLA_KEYS}
-    elif base.get("hidden_size") and base.get("num_attention_heads"):
-        wanted |= {"num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
-        found |= {"num_key_value_heads": kv_heads(base), "head_dim": head_dim(base)}
-    return [f"{key} {found[key]}, not {wanted[key]}" for key in sorted(wanted) if found[key] != wanted[key]]
 
 
 def _target_ids(source: Source, rows: int) -> Tensor:

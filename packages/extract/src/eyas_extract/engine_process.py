@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas_contract import EngineFailure, InvalidInput
+from eyas_contract.interpreters import located
 from eyas_contract.keeper import kill_session
 from eyas_contract.ports import free_port
 from eyas_extract.protocol import READY, REFUSED, CaptureSettings
@@ -180,7 +181,7 @@ def find_interpreter(settings: EngineSettings) -> tuple[Path, str]:
     Raises:
         EngineFailure: it does not run, or lacks sglang, our plug-in, or (for a CPU) eyas-serve.
     """
-    python = settings.python or Path(os.environ.get(INTERPRETER) or sys.executable)
+    python = located(settings.python or os.environ.get(INTERPRETER) or sys.executable)
     where, choose = f"engine interpreter {python}", f"Name another with --engine-python or ${INTERPRETER}."
     try:
         done = subprocess.run([str(python), "-c", _PROBE], capture_output=True, text=True, timeout=60, check=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 
 from eyas_contract import InvalidInput
 from eyas_contract.outputs import require_place
@@ -13,16 +14,17 @@ from eyas_serve.bench_report import Report, Writer, earlier_baseline, read_repor
 from eyas_serve.client import Client
 from eyas_serve.config import BenchConfig, with_room
 from eyas_serve.interpreter import find_interpreter
-from eyas_serve.levels import Row
-from eyas_serve.measure import Run, measure_levels
+from eyas_serve.measure import measure_levels
 from eyas_serve.probe.session import API_KEY
-from eyas_serve.prompts import Prompt, load_data_sets
+from eyas_serve.prompts import load_data_sets
 from eyas_serve.server import Server
 
 # Our settings, and SGLang's names for those that a running server tells.
 TOLD = {"device": "device", "dtype": "dtype", "tp": "tp_size", "dp": "dp_size", "ep": "ep_size",
         "draft": "speculative_draft_model_path", "steps": "speculative_num_steps", "topk": "speculative_eagle_topk",
         "num_draft_tokens": "speculative_num_draft_tokens"}
+
+Measured = tuple[str, AbstractContextManager[Client]]  # its name in the progress, and the server
 
 
 def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: None) -> Report:
@@ -40,15 +42,25 @@ def run_bench(config: BenchConfig, report: Callable[[str], None] = lambda line: 
     old = None if config.against is None else read_report(config.against)
     key = (read_key(config) or os.environ.get(API_KEY, "")) if config.url else ""
     if config.url:
-        told = Client(config.url, api_key=key).info()
+        with closing(Client(config.url, api_key=key)) as asked:
+            told = asked.info()
         version, known = str(told.get("version", "unknown")), {ours: told.get(theirs) for ours, theirs in TOLD.items()}
     else:
         config = with_room(config, (config.concurrency, *config.sweep))
         version, known = find_interpreter(config.engine_python, config.device).sglang, {}
     earlier = None if config.baseline_report is None else earlier_baseline(config, prompts, version, known)
     writer = Writer(config, version, known, prompts, old, report)
-    measure = _measure_url if config.url else _measure_own
-    return measure(config, prompts, earlier, writer, key)
+    label, served = _with_draft(config, key, report)
+    with served as client:
+        run, levels = measure_levels(client, prompts, config, label, "draft")
+    alone = _alone(config, key, report) if earlier is None else None
+    if alone is None:
+        return writer.write(run, earlier, levels)
+    writer.write(run, None, levels, complete=False)
+    label, served = alone
+    with served as client:
+        baseline, rows = measure_levels(client, prompts, config, label, "target alone")
+    return writer.write(run, baseline, levels + rows)
 
 
 def _require_sense(config: BenchConfig) -> None:
@@ -66,27 +78,23 @@ def _require_sense(config: BenchConfig) -> None:
                            "measure", "Correct the flags.")
 
 
-def _measure_own(config: BenchConfig, prompts: list[Prompt], earlier: Run | None, writer: Writer, key: str) -> Report:
-    with Server(config, writer.report) as server:
-        run, levels = measure_levels(server.client, prompts, config, "with draft", "draft")
-    if earlier is not None or not config.baseline:
-        return writer.write(run, earlier, levels)
-    writer.write(run, None, levels, complete=False)
+def _with_draft(config: BenchConfig, key: str, report: Callable[[str], None]) -> Measured:
+    """The server that is measured, not yet started."""
+    if config.url:
+        return config.url, closing(Client(config.url, api_key=key))
+    return "with draft", _started(config, report)
+
+
+def _alone(config: BenchConfig, key: str, report: Callable[[str], None]) -> Measured | None:
+    """The same without the draft, where one is to be measured."""
+    if config.url:
+        return (config.baseline_url, closing(Client(config.baseline_url, api_key=key))) if config.baseline_url else None
     run_dir = config.run_dir / "baseline" if config.run_dir else None
-    with Server(dataclasses.replace(config, draft=None, run_dir=run_dir), writer.report) as server:
-        baseline, rows = measure_levels(server.client, prompts, config, "without draft", "target alone")
-    return writer.write(run, baseline, levels + rows)
+    alone = dataclasses.replace(config, draft=None, run_dir=run_dir)
+    return ("without draft", _started(alone, report)) if config.baseline else None
 
 
-def _measure_url(config: BenchConfig, prompts: list[Prompt], earlier: Run | None, writer: Writer, key: str) -> Report:
-    assert config.url is not None
-
-    def measured(url: str, arm: str) -> tuple[Run, list[Row]]:
-        return measure_levels(Client(url, api_key=key), prompts, config, url, arm)
-
-    run, levels = measured(config.url, "draft")
-    if earlier is not None or config.baseline_url is None:
-        return writer.write(run, earlier, levels)
-    writer.write(run, None, levels, complete=False)
-    baseline, rows = measured(config.baseline_url, "target alone")
-    return writer.write(run, baseline, levels + rows)
+@contextmanager
+def _started(config: BenchConfig, report: Callable[[str], None]) -> Iterator[Client]:
+    with Server(config, report) as server:
+        yield server.client

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas_contract import InvalidInput
+from eyas_contract.commands import plain_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.outputs import set_aside
 from eyas_serve.acceptance import DEFINITION, Acceptance
@@ -19,7 +20,7 @@ from eyas_serve.html import page
 from eyas_serve.levels import Row, as_csv, compare, lines, warnings
 from eyas_serve.measure import Run
 from eyas_serve.prompts import Prompt
-from eyas_serve.record import recorded
+from eyas_serve.record import shareable
 
 Report = dict[str, Any]
 # What a target alone may differ in and still be the same baseline: the draft, places, names and watching.
@@ -43,7 +44,7 @@ class Writer:
                  old: Report | None, report: Callable[[str], None]) -> None:
         self.config, self.old, self.report = config, old, report
         self.about = {"engine": {"name": "SGLang", "version": version}, "definition": DEFINITION,
-                      "prompts_sha256": digest(prompts), "config": {**recorded(config), **known}}
+                      "prompts_sha256": digest(prompts), "config": {**plain_config(shareable(config)), **known}}
         self.files = (config.out, config.out.with_suffix(".csv"), config.out.with_suffix(".html"))
         self.begun = False
 
@@ -113,7 +114,7 @@ def earlier_baseline(config: BenchConfig, prompts: Sequence[Prompt], version: st
     except (KeyError, TypeError) as error:
         raise InvalidInput(str(path), f"no baseline in it ({error!r})", wanted, "Measure one: leave out the flag.") \
             from error
-    now = {**recorded(config), **known}
+    now = {**plain_config(shareable(config)), **known}
     alike = [field.name for field in dataclasses.fields(ServeConfig) if field.name not in FREE_FOR_A_BASELINE]
     faults = [f"{key} {old.get(key)}, here {now[key]}" for key in (*alike, *MEASURED_ALIKE) if old.get(key) != now[key]]
     wanted_ids = [name for prompt in prompts for name in prompt.ids]

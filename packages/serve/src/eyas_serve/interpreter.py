@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from eyas_contract import EngineFailure
+from eyas_contract.interpreters import located
 
 VARIABLE = "EYAS_ENGINE_PYTHON"
 _PROBE = """
@@ -46,7 +46,7 @@ def find_interpreter(given: Path | None, device: str) -> Interpreter:
     Raises:
         EngineFailure: it does not run, or lacks sglang, the eyas-serve plug-in, or (for a CPU) eyas-native.
     """
-    python = _located(given or os.environ.get(VARIABLE) or sys.executable)
+    python = located(given or os.environ.get(VARIABLE) or sys.executable)
     where = f"engine interpreter {python}"
     choose = f"Name the interpreter that has sglang with --engine-python or ${VARIABLE}."
     try:
@@ -65,14 +65,3 @@ def find_interpreter(given: Path | None, device: str) -> Interpreter:
                             "the guard beside sglang, and on a CPU the kernels, by eyas-serve",
                             f"Run in a checkout of eyas: {python} -m pip install packages/contract . packages/serve")
     return Interpreter(python, found["sglang"], found["torch"], found["eyas-native"])
-
-
-def _located(name: Path | str) -> Path:
-    """The interpreter's absolute path: Path shortens `./python3` to a bare name, which a process looks up on PATH.
-
-    So a bare name is the working folder's file and, only where there is none, a command on PATH. Symbolic links stay:
-    a virtual environment's Python is one, and knows by its own path which environment it belongs to.
-    """
-    path = Path(name)
-    bare = os.sep not in str(name) and not path.is_file()
-    return Path((shutil.which(name) if bare else None) or path).absolute()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from eyas_contract.commands import plain_config
 from eyas_contract.contract import write_text_atomic
-from eyas_serve.config import ServeConfig
+from eyas_serve.config import AnyConfig
 from eyas_serve.interpreter import Interpreter
 
 MATTERS = re.compile(r"^(?:NCCL|CUDA|TORCH|PYTORCH|SGLANG|SGL|EYAS|OMP|MKL|HF|FLASHINFER|TRITON|GLOO|NVIDIA|LD_|VLLM)")
@@ -24,9 +23,9 @@ def starred(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: "********" if SECRET.search(name) else value for name, value in environment.items()}
 
 
-def recorded(config: ServeConfig) -> dict[str, Any]:
-    """A config as it may be written down and passed on."""
-    return {**plain_config(config), "environment": starred(config.environment)}
+def shareable(config: AnyConfig) -> AnyConfig:
+    """The settings as they may be written down and passed on."""
+    return dataclasses.replace(config, environment=starred(config.environment))
 
 
 def environment_record(environment: Mapping[str, str]) -> dict[str, str]:

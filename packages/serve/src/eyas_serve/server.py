@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import tempfile
 import time
@@ -14,8 +13,7 @@ from typing import Any
 
 from eyas_contract import EngineFailure
 from eyas_contract.checkpoint_files import weight_sizes
-from eyas_contract.commands import duration
-from eyas_contract.contract import write_text_atomic
+from eyas_contract.commands import duration, save_config
 from eyas_contract.outputs import lock
 from eyas_serve import processes, proof
 from eyas_serve.api_key import read_key, write_engine_config
@@ -29,7 +27,7 @@ from eyas_serve.in_flight import in_flight
 from eyas_serve.interpreter import Interpreter, find_interpreter
 from eyas_serve.log_writer import put_aside
 from eyas_serve.progress import Progress
-from eyas_serve.record import recorded, write_record
+from eyas_serve.record import shareable, write_record
 from eyas_serve.verdicts import judge
 
 POLL = 0.2  # seconds
@@ -152,8 +150,7 @@ class Server:
         put_aside(self.log)
         for old in self.status_dir.iterdir():
             old.unlink()
-        write_text_atomic(self.run_dir / "config.resolved.json",
-                          json.dumps(recorded(self.config), indent=1, sort_keys=True) + "\n")
+        save_config(shareable(self.config), self.run_dir)
         events = self.run_dir / "events.jsonl"
         events.unlink(missing_ok=True)
         self.listeners.append(into_file(events))

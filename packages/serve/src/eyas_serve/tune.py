@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas_contract import EngineFailure, InvalidInput
+from eyas_contract.commands import plain_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines.sglang import server_flags
 from eyas_contract.outputs import require_place, set_aside
@@ -22,7 +23,7 @@ from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig, with_room
 from eyas_serve.levels import Arm, Row, crowded, summarise_level
 from eyas_serve.measure import Run, measure
 from eyas_serve.prompts import Prompt, load_prompts
-from eyas_serve.record import SECRET, recorded
+from eyas_serve.record import SECRET, shareable
 from eyas_serve.server import Server
 
 ALONE = "none"
@@ -134,7 +135,7 @@ class Kept:
     def __init__(self, config: TuneConfig, levels: Sequence[int], report: Callable[[str], None]) -> None:
         digest = hashlib.sha256(config.prompts.read_bytes()).hexdigest()
         self.out, self.levels, self.failed = config.out, levels, dict[str, str]()
-        self.settings = json.loads(json.dumps({**recorded(config), "prompts_sha256": digest}))
+        self.settings = json.loads(json.dumps({**plain_config(shareable(config)), "prompts_sha256": digest}))
         earlier = read_json(self.out, "a report of eyas-serve tune") if self.out.exists() else {}
         goes_on = earlier.get("complete") is False and earlier.get("config") == self.settings
         self.rows: list[Row] = earlier["rows"] if goes_on else []

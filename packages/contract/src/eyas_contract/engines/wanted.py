@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from eyas_contract.draft import DraftSpec
 from eyas_contract.engines.loaders import Loader, eagle_config
 
 Shapes = dict[str, tuple[int, ...]]
 LLAMA4_MLP = 16384  # transformers' Llama4TextConfig, where the key is absent
+_DEFAULT_EPS = 1e-6  # transformers' LlamaConfig and DeepseekV3Config
 MLA_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -22,6 +24,20 @@ def head_dim(config: dict[str, Any]) -> int:
 def kv_heads(config: dict[str, Any]) -> int:
     """Number of key and value heads."""
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def sizes_beside(config: dict[str, Any], draft: DraftSpec) -> dict[str, tuple[Any, Any]]:
+    """Sizes that shapes of weights do not tell (8 heads of 8 look like 4 of 16): key -> the config's, a draft's own."""
+    eps = config.get("rms_norm_eps")
+    pairs: dict[str, tuple[Any, Any]] = {
+        "num_attention_heads": (config.get("num_attention_heads"), draft.num_heads),
+        "rms_norm_eps": (_DEFAULT_EPS if eps is None else eps, draft.rms_norm_eps)}
+    if draft.mla is not None:
+        pairs |= {key: (config.get(key), getattr(draft.mla, key)) for key in MLA_KEYS}
+    elif config.get("hidden_size") and config.get("num_attention_heads"):
+        pairs |= {"num_key_value_heads": (kv_heads(config), draft.num_kv_heads),
+                  "head_dim": (head_dim(config), draft.head_dim)}
+    return pairs
 
 
 def num_layers(config: dict[str, Any], loader: Loader) -> int:

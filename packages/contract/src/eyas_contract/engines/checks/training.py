@@ -9,9 +9,8 @@ from eyas_contract.contract import FILE_NAME
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.checks.config_values import value_faults
 from eyas_contract.engines.findings import Finding
-from eyas_contract.engines.wanted import MLA_KEYS, head_dim, kv_heads, num_layers
+from eyas_contract.engines.wanted import num_layers, sizes_beside
 
-_DEFAULT_EPS = 1e-6  # transformers' LlamaConfig and DeepseekV3Config
 _SIZES = ("architecture", "num_layers", "hidden_size", "vocab_size")
 _TEXTS = {"tokenizer_sha256": ("tokenizer-differs", "tokenizer", "token ids mean other text than in training"),
           "chat_template_sha256": ("template-differs", "chat template", "prompts are laid out otherwise than in "
@@ -59,16 +58,10 @@ def _draft(case: Case) -> list[Finding]:
     pairs: dict[str, tuple[Any, Any]] = {
         "kind": (loader.kind, trained.kind),
         "num_hidden_layers": (num_layers(config, loader), trained.num_layers),
-        "num_attention_heads": (config["num_attention_heads"], trained.num_heads),
-        "rms_norm_eps": (float(config.get("rms_norm_eps") or _DEFAULT_EPS), trained.rms_norm_eps),
+        **sizes_beside(config, trained),
         # What the config asks for: a version that reads no such key is told of by `norm-ignored`.
         "norm_output": (bool(config.get("norm_output")), trained.norm_output),
         "fc_norm": (bool(config.get("fc_norm") or config.get("use_aux_norm")), trained.fc_norm)}
-    if trained.mla is None:
-        pairs |= {"num_key_value_heads": (kv_heads(config), trained.num_kv_heads),
-                  "head_dim": (head_dim(config), trained.head_dim)}
-    else:
-        pairs |= {key: (config.get(key), getattr(trained.mla, key)) for key in MLA_KEYS}
     wrong = [name for name, (found, wanted) in pairs.items() if found != wanted]
     if not wrong:
         return []
