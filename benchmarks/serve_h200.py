@@ -2,8 +2,8 @@
 
     python benchmarks/serve_h200.py --target T --draft D --prompts P.jsonl --out FOLDER [--device cpu]
 
-Each step is a command as a person types it, with a time limit of its own; one that fails is recorded and the others go
-on; with `--minutes` over, what is left is recorded as skipped.
+Each step (`--steps` names some) is a command as a person types it, with a time limit of its own; one that fails is
+recorded and the others go on; with `--minutes` over, what is left is recorded as skipped.
 
     launch    two servers side by side, with the draft and without, watched by `--json-events` to READY
     probe     the served draft against its golden record
@@ -265,6 +265,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine-python", type=Path)
     parser.add_argument("--shape", default="3/1/4", help="of launch, bench and overhead: steps/topk/tokens")
     parser.add_argument("--shapes", nargs="+", default=["1/1/2", "3/1/4", "3/4/8"], help="of tune")
+    steps = ("bench", "tune", "overhead")
+    parser.add_argument("--steps", nargs="+", choices=steps, default=steps, help="bench: launch, probe, bench and stop")
     parser.add_argument("--concurrencies", type=int, nargs="+", default=[1, 4, 16, 64])
     for name, default in (("limit", 96), ("max-new-tokens", 128), ("max-total-tokens", 65536), ("overhead-count", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -283,13 +285,16 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run, share = Run(options), 60 * options.minutes
     try:
-        run.step("launch", 0.25 * share, lambda seconds: launch(run, seconds))
-        if "failed" not in run.result["steps"]["launch"]:
-            run.step("probe", 30, lambda seconds: probe(run, seconds))
-            run.step("bench", 0.35 * share, lambda seconds: bench(run, seconds))
-            run.step("stop", 60, lambda seconds: stop(run, seconds))
-        run.step("tune", 0.6 * share, lambda seconds: tune(run, seconds))
-        run.step("overhead", 0.25 * share, lambda seconds: overhead(run, seconds))
+        if "bench" in options.steps:
+            run.step("launch", 0.25 * share, lambda seconds: launch(run, seconds))
+            if "failed" not in run.result["steps"]["launch"]:
+                run.step("probe", 30, lambda seconds: probe(run, seconds))
+                run.step("bench", 0.35 * share, lambda seconds: bench(run, seconds))
+                run.step("stop", 60, lambda seconds: stop(run, seconds))
+        if "tune" in options.steps:
+            run.step("tune", 0.6 * share, lambda seconds: tune(run, seconds))
+        if "overhead" in options.steps:
+            run.step("overhead", 0.25 * share, lambda seconds: overhead(run, seconds))
     finally:
         for server in run.servers:
             end(server.process)
