@@ -48,6 +48,9 @@ def fits() -> None:
     assert set(HookRegistry._hooks) == {attention.BUILD, attention.VERIFY, draft_attention.CHOICE}
     for method in (attention.TritonAttnBackend.forward_extend, attention.TritonAttnBackend.forward_decode):
         assert list(inspect.signature(method).parameters)[:6] == ["self", "q", "k", "v", "layer", "forward_batch"]
+    for name, parameters in (("init_forward_metadata", ["self", "forward_batch"]),
+                             ("init_forward_metadata_out_graph", ["self", "forward_batch", "in_capture"])):
+        assert list(inspect.signature(getattr(attention.TritonAttnBackend, name)).parameters) == parameters
     source = inspect.getsource(attention.TritonAttnBackend)
     for name in ("num_draft_tokens", "speculative_num_steps", "topk", "req_to_token", "token_to_kv_pool", "use_mla",
                  "_set_kv_buffer", "device", "max_context_len", "is_draft_runner", "sliding_window_size", "dcp_size",
@@ -210,7 +213,9 @@ def draft_extension(kind: str, extended: list[int], padding: int) -> None:
         extend_seq_lens=torch.tensor(lengths, dtype=torch.int32),
         out_cache_loc=torch.cat((*slots, torch.zeros(padding * max(extended), dtype=torch.int64))))
     q, k, v = new_tokens(kind, sum(lengths))
-    found = attention.EyasAttnBackend(runner).forward(q, k, v, layer, forward).view(sum(lengths), HEADS, -1)
+    backend = attention.EyasAttnBackend(runner)
+    backend.init_forward_metadata_out_graph(forward)
+    found = backend.forward(q, k, v, layer, forward).view(sum(lengths), HEADS, -1)
     assert found.isfinite().all()
     first = 0
     for row, start, count, new in zip(rows, prefix, extended, slots, strict=True):
@@ -222,6 +227,21 @@ def draft_extension(kind: str, extended: list[int], padding: int) -> None:
                               layer.scaling)
         torch.testing.assert_close(found[mine], wanted, rtol=1e-12, atol=1e-12)
         first += count
+
+
+def preparation() -> None:
+    """Triton prepares what Triton attends to, and nothing else is prepared."""
+    triton: list[tuple[ForwardMode, bool | None]] = []
+    attention.TritonAttnBackend.init_forward_metadata = lambda self, batch: triton.append((batch.forward_mode, None))
+    attention.TritonAttnBackend.init_forward_metadata_out_graph = lambda self, batch, in_capture: triton.append(
+        (batch.forward_mode, in_capture))
+    backend = attention.EyasAttnBackend(make_runner("gqa", 4, 16))
+    for mode in (ForwardMode.EXTEND, ForwardMode.TARGET_VERIFY, ForwardMode.DECODE, ForwardMode.DRAFT_EXTEND_V2):
+        forward = SimpleNamespace(forward_mode=mode)
+        backend.init_forward_metadata(forward)
+        backend.init_forward_metadata_out_graph(forward, in_capture=True)
+        backend.init_forward_metadata_out_graph(forward)
+    assert triton == [(mode, how) for mode in (ForwardMode.EXTEND, ForwardMode.DECODE) for how in (None, True, False)]
 
 
 def chosen(factory_class: Any, name: str) -> tuple[Any, Any]:
@@ -288,6 +308,7 @@ for kind in SIZES:
         decode_steps(kind, *shape)
     for extended, padding in (([6], 0), ([5, 5, 5], 0), ([6, 6], 2), ([3, 1, 4], 0)):
         draft_extension(kind, extended, padding)
+preparation()
 selection()
 refusals()
 print("equal")

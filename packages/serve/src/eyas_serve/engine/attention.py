@@ -87,18 +87,28 @@ class EyasAttnBackend(TritonAttnBackend):  # type: ignore[misc]
             self.mask_words = WORDS.buffer
         self.workspaces = Workspaces(self.max_context_len, self.device)
 
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Triton's, where Triton attends; the kernels here read the batch's own tensors."""
+        if not is_ours(forward_batch.forward_mode):
+            super().init_forward_metadata(forward_batch)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Triton's likewise, before a graph is recorded or replayed: else every round pays for copies of its lengths,
+        its slots and its trees' masks that nothing reads."""
+        if not is_ours(forward_batch.forward_mode):
+            super().init_forward_metadata_out_graph(forward_batch, in_capture)
+
     def forward_extend(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, forward_batch: Any,
                        save_kv_cache: bool = True, **options: Any) -> Tensor:
         """Attention of prompts (Triton), of trees to verify and of a draft's extension: q [N, H * Dqk] -> [N, H * Dv].
         """
-        mode = forward_batch.forward_mode
-        if not (mode.is_target_verify() or mode.is_draft_extend_v2()):
+        if not is_ours(forward_batch.forward_mode):
             prompt: Tensor = super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache,
                                                     **options)
             return prompt
         require_plain(layer, options)
         self.store(k, v, layer, forward_batch, save_kv_cache)
-        if mode.is_draft_extend_v2():
+        if forward_batch.forward_mode.is_draft_extend_v2():
             return self.attend(q, layer, forward_batch, **accepted_chains(forward_batch, q.shape[0]))
         mask = None if self.mask_words is None else self.mask_words[:forward_batch.seq_lens.shape[0]]
         return self.attend(q, layer, forward_batch, max_tree=self.tree_nodes, seq_lens_are_prefix=True, mask=mask)
@@ -133,6 +143,11 @@ class EyasAttnBackend(TritonAttnBackend):  # type: ignore[misc]
             values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
             native.tree_attn_gqa(queries, keys, values, out, self.req_to_token, lens, **shared)
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+
+def is_ours(mode: Any) -> bool:
+    """Whether the kernels here attend in this mode of a batch: trees to verify, and a draft's extension after it."""
+    return bool(mode.is_target_verify() or mode.is_draft_extend_v2())
 
 
 def accepted_chains(forward_batch: Any, rows: int) -> dict[str, Any]:
