@@ -25,19 +25,21 @@ from eyas_serve.tune import Kept, Shape, advise, as_toml, parse_shapes, run_tune
 
 def row(arm: str, concurrency: int, speed: float, stopped: bool = False) -> dict[str, object]:
     return {"arm": arm, "concurrency": concurrency, "tokens_per_second": speed, "stopped_early": stopped,
-            "data_set": "all"}
+            "first_tokens_per_second": speed, "data_set": "all"}
 
 
 def test_advice_and_break_even() -> None:
     rows = [row("none", 1, 100), row("3/1/4", 1, 180), row("3/4/8", 1, 150), row("none", 4, 300), row("3/1/4", 4, 320),
-            row("3/4/8", 4, 500, stopped=True), row("none", 16, 900), row("3/1/4", 16, 910)]
+            row("3/4/8", 4, 200, stopped=True), row("none", 16, 900), row("3/1/4", 16, 910)]
     advice = advise(rows, [1, 4, 16])
     assert advice["1"] == {"best": "3/1/4", "tokens_per_second": 180, "speedup": 1.8}
     assert advice["4"]["best"] == "3/1/4"
     assert advice["16"]["best"] == "none"  # 1 % is within noise
     assert advice["break_even"] == 16
     text = tune_table({"rows": rows, "advice": {key: advice[key] for key in ("1", "4", "break_even")}})
-    assert "500.0*" in text
+    assert "62% *" in text
+    assert "200.0" not in text  # of a few requests: no speed to be set beside the others'
+    assert "* stopped early" in text
     assert "from 16 at a time on" in text
 
 
@@ -133,27 +135,45 @@ def test_no_request_waits_for_room(scenario: Callable[..., ServeConfig], tiny_ta
 
 
 def test_few_prompts_are_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Eight requests take a second, so forty take five; what is accepted of a prompt counts once."""
+    """Eight requests take two seconds, so twenty take five; what is accepted of a prompt counts once."""
     asked = list[int]()
 
     def look(client: Client, prompts: list[Prompt], *rest: object) -> Run:
         asked.append(len(prompts))
         answers = [Generation((0,) * 10, (4, 2) if n < 3 else (0, 9), 0.1, "length") for n in range(len(prompts))]
-        return Run(tuple(answers), len(prompts) / 8, 0.0, tuple(prompts))
+        return Run(tuple(answers), len(prompts) / 4, 0.0, tuple(prompts))
 
     monkeypatch.setattr(tune, "_measure", look)
     monkeypatch.setattr(Client, "room", None)
     config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path)
     prompts = [Prompt(str(i), (1,)) for i in range(3)]
     [found] = tune.measure_arm(Client("http://nowhere"), prompts, config, Shape("3/1/4", 3, 1, 4), 4, [])
-    assert asked == [8, 40]
-    assert found["requests"] == 40
-    assert found["tokens_per_second"] == pytest.approx(80)
+    assert asked == [8, 20]
+    assert found["requests"] == 20
+    assert found["tokens_per_second"] == pytest.approx(40)
     assert found["acceptance_length"] == pytest.approx(4 / 3)
     assert found["histogram"] == [12, 6]
     [found] = tune.measure_arm(Client("http://nowhere"), prompts, dataclasses.replace(config, seconds=0.0),
                                Shape("3/1/4", 3, 1, 4), 4, [])
     assert found["requests"] == 8
+
+
+def test_a_first_look_lasts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight requests are over in a tenth of a second; twenty times as many are its look, and fifty its measurement."""
+    asked = list[int]()
+
+    def look(client: Client, prompts: list[Prompt], *rest: object) -> Run:
+        asked.append(len(prompts))
+        answers = [Generation((0,) * (20 if len(prompts) == 8 else 10), (), 0.1, "length") for _ in prompts]
+        return Run(tuple(answers), len(prompts) / 80, 0.0, tuple(prompts))
+
+    monkeypatch.setattr(tune, "_measure", look)
+    monkeypatch.setattr(Client, "room", None)
+    config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path, seconds=5.0)
+    prompts = [Prompt(str(i), (1,)) for i in range(3)]
+    [found] = tune.measure_arm(Client("http://nowhere"), prompts, config, Shape("3/1/4", 3, 1, 4), 4, [])
+    assert asked == [8, 160, 400]
+    assert (found["requests"], found["first_tokens_per_second"]) == (400, pytest.approx(800))
 
 
 def test_an_interrupted_run_goes_on(scenario: Callable[..., ServeConfig], tiny_target: Path, tmp_path: Path,
@@ -206,7 +226,7 @@ def test_other_prompts_are_no_continuation(scenario: Callable[..., ServeConfig],
     ((90.0, 92.0), False, 2), ((50.0, 92.0, 91.0), False, 3), ((50.0, 60.0), True, 2)])
 def test_one_slow_look_stops_no_arm(looks: tuple[float, ...], stopped: bool, measured: int,
                                     monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The best arm's first prompts gave 100 tokens/s; below 85 this one is looked at once more."""
+    """The best arm's first look gave 100 tokens/s; below 85 this one is looked at once more."""
     speeds = list(looks)
 
     def look(client: Client, prompts: list[Prompt], *rest: object) -> Run:
@@ -215,7 +235,7 @@ def test_one_slow_look_stops_no_arm(looks: tuple[float, ...], stopped: bool, mea
 
     monkeypatch.setattr(tune, "_measure", look)
     monkeypatch.setattr(Client, "room", None)
-    config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path, first=2)
+    config = TuneConfig(target=tmp_path, draft=tmp_path, prompts=tmp_path, first=2, seconds=0.0)
     best = {"arm": "none", "concurrency": 1, "first_tokens_per_second": 100.0}
     [found] = tune.measure_arm(Client("http://nowhere"), [Prompt(str(i), (1,)) for i in range(4)], config,
                                Shape("3/1/4", 3, 1, 4), 1, [best])

@@ -171,11 +171,12 @@ class TuneConfig(ServeConfig):
     limit: int | None = 128
     """Use only the first so many prompts."""
     first: int = 8
-    """Prompts that every arm gets, at least twice as many as are in flight; the rest only if it is not far behind."""
+    """Prompts of an arm's first look, at least twice as many as are in flight, and more where they last less than 0.4
+    of `seconds`; the rest only if it is not far behind."""
     seconds: float = 5.0
     """Each arm that is not stopped is measured for about so long, prompts being asked again where they are over."""
     drop_below: float = 0.85
-    """An arm slower than this share of the best arm, on its first prompts, twice, is stopped."""
+    """An arm whose first look, taken twice, is slower than this share of the best arm's is stopped."""
     port: int = 0
     radix_cache: bool = False
     metrics: bool = False

@@ -27,6 +27,7 @@ from eyas_serve.record import SECRET, shareable
 from eyas_serve.server import Server
 
 ALONE = "none"
+LOOK = 0.4  # of the seconds for which an arm is measured: what a first look takes at least
 WORTH = 1.03  # speculation must be this much faster than the target alone before it is advised
 
 
@@ -181,23 +182,32 @@ def _measure_server(config: TuneConfig, shape: Shape, prompts: list[Prompt], kep
 
 def measure_arm(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int,
                 so_far: Sequence[Row]) -> list[Row]:
-    """One arm at one concurrency: first a few prompts, then all, and again for `config.seconds` in all, unless the few
-    were far slower than the best arm's. They are asked twice before that is believed: the machine may have been busy
+    """One arm at one concurrency: a first look, then all prompts, and again for `config.seconds` in all, unless that
+    look was far slower than the best arm's. It is taken twice before that is believed: the machine may have been busy
     for a second."""
-    few = list(islice(cycle(prompts), max(config.first, 2 * level)))
     best = max((row["first_tokens_per_second"] for row in so_far if row["concurrency"] == level), default=0.0)
     enough = 0.0 if is_alone(shape.name) else config.drop_below * best
-    run = _measure(client, few, config, shape, level)
+    run = _first_look(client, prompts, config, shape, level)
     if run.tokens_per_second < enough:
-        run = max(run, _measure(client, few, config, shape, level), key=lambda look: look.tokens_per_second)
+        run = max(run, _first_look(client, prompts, config, shape, level), key=lambda look: look.tokens_per_second)
     stopped = run.tokens_per_second < enough
-    wanted = max(len(prompts), math.ceil(config.seconds * len(few) / run.seconds))
-    whole = run if stopped or len(few) >= wanted else _measure(client, list(islice(cycle(prompts), wanted)), config,
-                                                              shape, level)
+    wanted = max(len(prompts), math.ceil(config.seconds * len(run.answers) / run.seconds))
+    whole = run if stopped or len(run.answers) >= wanted else _measure(client, list(islice(cycle(prompts), wanted)),
+                                                                      config, shape, level)
     row, once = (summarise_level(Arm(shape.name, level, whole.answers[:count], whole.seconds, whole.busy, client.room),
                                  whole.asked[:count])[0] for count in (None, len(prompts)))
     accepted = {key: once[key] for key in ("acceptance_length", "histogram", "interval", "rates")}  # of a prompt once
     return [{**row, **accepted, "first_tokens_per_second": run.tokens_per_second, "stopped_early": stopped}]
+
+
+def _first_look(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int) -> Run:
+    """A few prompts; where they were over in no time, as many as last for a share of `config.seconds`: of requests that
+    all begin together prompts take less time than of those that come and go, and more so in one arm than in another."""
+    count, wanted = max(config.first, 2 * level), LOOK * config.seconds
+    run = _measure(client, list(islice(cycle(prompts), count)), config, shape, level)
+    if run.seconds >= wanted:
+        return run
+    return _measure(client, list(islice(cycle(prompts), math.ceil(count * wanted / run.seconds))), config, shape, level)
 
 
 def _measure(client: Client, prompts: list[Prompt], config: TuneConfig, shape: Shape, level: int) -> Run:
@@ -255,15 +265,24 @@ def _scalar(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # TOML knows no surrogate pairs
 
 
+def _cell(row: Row, rows: Sequence[Row]) -> str:
+    if not row["stopped_early"]:
+        return f"{row['tokens_per_second']:.1f}"
+    best = max(other["first_tokens_per_second"] for other in rows if other["concurrency"] == row["concurrency"])
+    return f"{row['first_tokens_per_second'] / best:.0%} *"
+
+
 def tune_table(result: dict[str, Any]) -> str:
-    """Tokens/s of every arm at every concurrency, and the advice in words."""
+    """Tokens/s of every arm at every concurrency, and the advice in words. Of an arm that was stopped its first look as
+    a share of the best one's: its few requests have no speed to be set beside the others'."""
     advice = result["advice"]
     levels = [key for key in advice if key != "break_even"]
     arms = list(dict.fromkeys(row["arm"] for row in result["rows"]))
-    cells = {(row["arm"], str(row["concurrency"])): f"{row['tokens_per_second']:.1f}"
-             + ("*" if row["stopped_early"] else "") for row in result["rows"]}
-    text = ["tokens/s (* stopped early)" + "".join(f"{level:>12}" for level in levels)]
+    cells = {(row["arm"], str(row["concurrency"])): _cell(row, result["rows"]) for row in result["rows"]}
+    text = ["tokens/s" + " " * 18 + "".join(f"{level:>12}" for level in levels)]
     text += [f"  {arm:<24}" + "".join(f"{cells.get((arm, level), '-'):>12}" for level in levels) for arm in arms]
+    if any(row["stopped_early"] for row in result["rows"]):
+        text.append("  * stopped early: its first requests' speed, beside the best arm's first")
     for level in levels:
         row = advice[level]
         text.append(f"{level} at a time: " + (f"{row['best']}, {row['speedup']:.2f} times the target alone"
