@@ -141,7 +141,7 @@ def triton_init(self: Any, runner: Any, *_: Any, **__: Any) -> None:
     vars(self).update(
         num_draft_tokens=runner.nodes, topk=runner.topk, speculative_num_steps=5, device="cpu",
         req_to_token=runner.req_to_token, token_to_kv_pool=runner.pool, use_mla=runner.pool.mla,
-        max_context_len=COLUMNS, is_draft_runner=True, sliding_window_size=None, dcp_size=1,
+        max_context_len=COLUMNS, is_draft_runner=runner.is_draft, sliding_window_size=None, dcp_size=1,
         page_size=1)
 
 
@@ -151,7 +151,7 @@ def make_runner(kind: str, topk: int, nodes: int) -> Any:
     table[0] = 0  # where SGLang's padding points
     config = SimpleNamespace(hf_text_config=SimpleNamespace(), hf_config=SimpleNamespace())
     return SimpleNamespace(pool=Pool(kind), topk=topk, nodes=nodes, req_to_token=table, dtype=torch.float64,
-                           model_config=config, draft_attention_backend=None)
+                           model_config=config, draft_attention_backend=None, is_draft=True)
 
 
 def make_layer(kind: str) -> Any:
@@ -244,6 +244,16 @@ def preparation() -> None:
     assert triton == [(mode, how) for mode in (ForwardMode.EXTEND, ForwardMode.DECODE) for how in (None, True, False)]
 
 
+def room() -> None:
+    """A target's masks suffice for the largest batch that SGLang may record: with 6 ranks in two halves, 72 for 64."""
+    runner = make_runner("gqa", 4, 16)
+    runner.is_draft, runner.req_to_token_pool = False, SimpleNamespace(size=64)
+    masks = attention.EyasAttnBackend(runner).mask_words
+    assert masks is not None
+    assert masks.shape[0] >= 72
+    assert masks.shape[1:] == (16, 1)
+
+
 def chosen(factory_class: Any, name: str) -> tuple[Any, Any]:
     """What the draft worker would get by this name: the backend of its steps and that of its extension."""
     factory = object.__new__(factory_class)
@@ -309,6 +319,7 @@ for kind in SIZES:
     for extended, padding in (([6], 0), ([5, 5, 5], 0), ([6, 6], 2), ([3, 1, 4], 0)):
         draft_extension(kind, extended, padding)
 preparation()
+room()
 selection()
 refusals()
 print("equal")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 NAME = "eyas"
 BUILD = "sglang.srt.speculative.eagle_utils.sgl_build_tree_kernel_efficient"
 VERIFY = "sgl_kernel.verify_tree_greedy"
+BEYOND = 64  # requests: SGLang rounds the largest batch that it records up to a multiple of the ranks, or of twice as many
 
 
 class TreeWords:
@@ -83,7 +84,7 @@ class EyasAttnBackend(TritonAttnBackend):  # type: ignore[misc]
         self.tree_nodes: int = self.num_draft_tokens or 0
         self.mask_words: Tensor | None = None
         if self.tree_nodes and self.topk > 1 and not self.is_draft_runner:
-            WORDS.reserve(model_runner.req_to_token_pool.size, self.tree_nodes, self.device)
+            WORDS.reserve(model_runner.req_to_token_pool.size + BEYOND, self.tree_nodes, self.device)
             self.mask_words = WORDS.buffer
         self.workspaces = Workspaces(self.max_context_len, self.device)
 
