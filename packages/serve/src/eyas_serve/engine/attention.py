@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "eyas"
 BUILD = "sglang.srt.speculative.eagle_utils.sgl_build_tree_kernel_efficient"
 VERIFY = "sgl_kernel.verify_tree_greedy"
-BEYOND = 64  # requests: SGLang rounds the largest batch that it records up to a multiple of the ranks, or of twice as many
+BEYOND = 64  # requests: SGLang rounds the largest batch that it records up to a multiple of the ranks or of twice them
 
 
 class TreeWords:
