@@ -13,7 +13,7 @@ import torch
 from old_store import as_version_1
 from safetensors.torch import load_file
 
-from eyas_contract import Contract, InvalidInput, Manifest
+from eyas_contract import Contract, CorruptFile, InvalidInput, Manifest
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.check import check
 from eyas_extract.cli import main
@@ -167,6 +167,12 @@ def test_show_of_what_is_not_there(tiny_target: Path, answers: Path, finished: P
         show(ShowConfig(tiny_target))
     with pytest.raises(InvalidInput, match="--data and --store"):
         show(ShowConfig(tiny_target, answers, finished))
+
+
+def test_show_of_a_lost_shard(tiny_target: Path, store: Path) -> None:
+    (store / "shard-000000.safetensors").unlink()
+    with pytest.raises(CorruptFile, match=r"shard-000000.*no such file.*repair"):
+        show(ShowConfig(tiny_target, store=store))
 
 
 def test_show_says_why_a_row_makes_no_sample(tiny_target: Path, tmp_path: Path) -> None:

@@ -111,6 +111,18 @@ def test_duplicate_ids_name_the_first(write: Write) -> None:
         Reject(2, "a", "id already used on line 1"), Reject(4, "line-4", "id already used on line 3")]
 
 
+@pytest.mark.parametrize("ids", [("a", "a#turn-1"), ("a#turn-1", "a")])
+def test_an_id_that_another_rows_sample_would_have_is_a_duplicate(write: Write, ids: tuple[str, str]) -> None:
+    """Two samples of one id in a store are damage, and nothing could repair it."""
+    turns = [{"role": "user", "content": "x"}]
+    path = write([{"id": row_id, "messages": turns} for row_id in (*ids, "a#turn-x", "b#turn-1", "b#turn-3")])
+    assert [(row.id, getattr(row, "reason", "")) for row in read_conversations(path)] == [
+        (ids[0], ""), (ids[1], "id that cannot be told from those of line 1's samples"), ("a#turn-x", ""),
+        ("b#turn-1", ""), ("b#turn-3", "")]
+    [later] = [row for row in read_conversations(path, 2) if isinstance(row, Reject)]
+    assert later.line == 2
+
+
 def test_tool_calls_come_out_in_one_form(write: Write) -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": {"town": "Oslo"}}}
     as_text = {"id": "c", "function": {"name": "f", "arguments": '{"town": "Oslo"}'}}

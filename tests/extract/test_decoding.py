@@ -91,7 +91,8 @@ def test_greedy_takes_the_first_of_equals(width: int) -> None:
     assert choose(logits, GREEDY, None).tolist() == logits.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}])
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.5},
+                                 {"top_k": -1}])
 def test_sampling_settings_are_checked(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="sampling"):
         Sampling(**bad)

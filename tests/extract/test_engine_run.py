@@ -21,6 +21,7 @@ from eyas_extract import engine_run
 from eyas_extract.check import check, read_tensor
 from eyas_extract.cli import main
 from eyas_extract.config import RepairConfig, RunConfig
+from eyas_extract.conversations import read_rejects
 from eyas_extract.inside.sink import Piece
 from eyas_extract.repair import repair
 from eyas_extract.run import run
@@ -321,6 +322,28 @@ def test_repair_through_an_engine(engines: Engines, tiny_target: Path, answers: 
     done = repair(RepairConfig(**vars(config)))
     assert done.shards == ("shard-000001.safetensors",)
     require_same(tmp_path / "store", finished)
+
+
+def test_repair_through_an_engine_rejects_what_is_bad_now(engines: Engines, tiny_target: Path, answers: Path,
+                                                          tmp_path: Path) -> None:
+    repairing: list[int] = []
+
+    def fault(piece: Piece, rows: list[torch.Tensor]) -> list[Piece]:
+        if repairing and piece.mark.first > 60:
+            rows[1] = rows[1].clone()
+            rows[1][0, 3] = torch.nan
+        return [piece]
+
+    config = settings(tiny_target, answers, tmp_path, engines(fault=fault).url)
+    run(config)
+    shard = Manifest.load(tmp_path / "store").shards[1]
+    (tmp_path / "store" / shard.file).unlink()
+    repairing.append(1)
+    done = repair(RepairConfig(**vars(config)))
+    kept = {s.id for s in Manifest.load(tmp_path / "store").shards[1].samples}
+    assert done.rejects
+    assert {s.id for s in shard.samples} - kept == {reject.id for reject in done.rejects}
+    assert tuple(read_rejects(tmp_path / "store" / "rejects.jsonl")) == done.rejects
 
 
 def test_fp8_takes_half_the_bytes(engines: Engines, tiny_target: Path, answers: Path, finished: Path, tmp_path: Path

@@ -74,6 +74,47 @@ def test_every_fault_is_told_at_once_with_its_place(hidden: Path, target: Path) 
     assert "hs_7" in facts["states-tokens"]
 
 
+@pytest.mark.parametrize(("name", "code", "value"), [
+    ("last_hidden_state", "states-width", torch.ones(TOKENS, HIDDEN // 2).bfloat16()),
+    ("last_hidden_state", "states-file", torch.full((TOKENS, HIDDEN, 1), torch.nan).bfloat16()),
+    ("last_hidden_state", "states-dtype", torch.full((TOKENS, HIDDEN), torch.nan).double()),
+    ("aux_hidden_states", "states-file", torch.tensor(1.0).bfloat16()),
+    ("aux_hidden_states", "states-dtype", torch.full((TOKENS, 3 * HIDDEN), torch.nan).double()),
+    ("input_ids", "states-file", torch.tensor(3)),
+    ("input_ids", "states-file", torch.arange(TOKENS)[None]),
+    ("input_ids", "states-dtype", torch.arange(TOKENS).short())])
+@pytest.mark.parametrize("number", [0, 1], ids=["first", "second"])
+def test_tensors_of_another_form_are_told(hidden: Path, target: Path, name: str, code: str, value: torch.Tensor,
+                                          number: int) -> None:
+    """As the first file, which the norm is proved on, and as another."""
+    write(hidden, 1 - number)
+    write(hidden, number, **{name: value})
+    prompts = hidden.parent / "prompts.json"
+    prompts.write_text(json.dumps({"0": [0], "1": [1]}))
+    report = check_files(hidden, target, prompts, None)
+    assert report.bad == (f"hs_{number}.safetensors",)
+    assert {(f.code, f.where) for f in report.findings} >= {(code, f"hs_{number}.safetensors: {name}")}
+
+
+def test_a_link_to_nowhere_is_a_bad_file(hidden: Path, target: Path) -> None:
+    write(hidden, 0)
+    (hidden / "hs_1.safetensors").symlink_to("nowhere")
+    report = check_files(hidden, target, None, None)
+    assert report.bad == ("hs_1.safetensors",)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"top": [1]}', '{"top1": ["a"]}', '{"top1": 3}'])
+def test_a_teacher_or_prompts_of_another_form_are_refused(hidden: Path, target: Path, text: str) -> None:
+    write(hidden, 0)
+    path = hidden.parent / "other.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match="top1"):
+        check_files(hidden, target, None, path)
+    if text != '{"top": [1]}':
+        with pytest.raises(InvalidInput, match="sample number -> list of token ids"):
+            check_files(hidden, target, path, None)
+
+
 def test_another_requests_rows_are_found_by_their_tokens(hidden: Path, target: Path, tmp_path: Path) -> None:
     write(hidden, 0)
     write(hidden, 1, input_ids=torch.arange(TOKENS))

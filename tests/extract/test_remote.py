@@ -14,6 +14,7 @@ import pytest
 from eyas_contract import ContractMismatch, EngineFailure, InvalidInput
 from eyas_extract.config import RegenerateConfig
 from eyas_extract.regenerate import Regenerated, regenerate
+from eyas_extract.server import Server
 
 Write = Callable[[list[Any]], Path]
 Behaviour = Callable[[dict[str, Any]], tuple[int, Any]]
@@ -36,7 +37,7 @@ class Endpoint:
 def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            assert self.path == "/v1/chat/completions"
+            assert self.path in ("/v1/chat/completions", "/generate")
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with endpoint.lock:
                 endpoint.bodies.append(body)
@@ -46,7 +47,7 @@ def _handler(endpoint: Endpoint) -> type[BaseHTTPRequestHandler]:
             status, plain = endpoint.behaviour(body)
             with endpoint.lock:
                 endpoint.now -= 1
-            raw = json.dumps(plain).encode()
+            raw = plain if isinstance(plain, bytes) else json.dumps(plain).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
@@ -173,6 +174,59 @@ def test_broken_run_goes_on(endpoint: Endpoint, tiny_target: Path, write: Write,
     make(tiny_target, prompts, tmp_path / "out.jsonl", endpoint, concurrency=1)
     assert [body["messages"][0]["content"] for body in endpoint.bodies] == [f"q{n}" for n in range(7, 12)]
     assert [row["messages"][1]["content"] for row in rows(tmp_path / "out.jsonl")] == [f"to q{n}" for n in range(12)]
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_wrong_key_or_place_is_no_rows_fault(endpoint: Endpoint, tiny_target: Path, write: Write, tmp_path: Path,
+                                               status: int) -> None:
+    """It would refuse every row, and leave a complete file without them."""
+    prompts = write([ask(f"q{n}") for n in range(4)])
+    endpoint.behaviour = lambda body: echo(body) if len(endpoint.bodies) <= 2 else (status, {"error": "key expired"})
+    with pytest.raises(EngineFailure, match=f"HTTP {status}: .*key expired"):
+        make(tiny_target, prompts, tmp_path / "out.jsonl", endpoint, concurrency=1)
+    endpoint.behaviour = echo
+    assert make(tiny_target, prompts, tmp_path / "out.jsonl", endpoint).rows == 4
+
+
+NO_ANSWERS = [{"error": "upstream"}, {"choices": []}, [], {"choices": [{"text": "a"}]}, b"<html>", {"choices": [
+    {"message": {"content": "cut"}, "finish_reason": "abort"}]}]
+
+
+@pytest.mark.parametrize("nonsense", NO_ANSWERS, ids=map(str, range(len(NO_ANSWERS))))
+def test_no_answer_is_asked_for_again(endpoint: Endpoint, tiny_target: Path, write: Write, tmp_path: Path,
+                                      nonsense: Any) -> None:
+    prompts = write([ask("a")])
+    endpoint.behaviour = lambda body: (200, nonsense)
+    with pytest.raises(EngineFailure, match=r"no JSON|an aborted answer, or none"):
+        make(tiny_target, prompts, tmp_path / "out.jsonl", endpoint)
+    endpoint.bodies.clear()
+    endpoint.behaviour = lambda body: echo(body) if len(endpoint.bodies) > 1 else (200, nonsense)
+    assert make(tiny_target, prompts, tmp_path / "out.jsonl", endpoint).rejects == []
+    assert rows(tmp_path / "out.jsonl")[0]["messages"][1]["content"] == "to a"
+
+
+def test_an_answer_that_sglang_aborted_is_asked_for_again(endpoint: Endpoint, tiny_target: Path, write: Write,
+                                                          tmp_path: Path) -> None:
+    """It comes with HTTP 200 and the tokens made so far, which are no answer of the target's."""
+    endpoint.behaviour = lambda body: (200, {
+        "output_ids": [5, 6], "meta_info": {"finish_reason": {"type": "length", "length": 2}}}) if len(
+        endpoint.bodies) > 1 else (200, {"output_ids": [5], "meta_info": {"finish_reason": {
+            "type": "abort", "message": "Abort in waiting queue"}}})
+    regenerate(RegenerateConfig(tiny_target, write([ask("a")]), tmp_path / "out.jsonl", engine="sglang",
+                                servers=(endpoint.url.removesuffix("/v1"),), max_new_tokens=2))
+    assert rows(tmp_path / "out.jsonl")[0]["messages"][1]["output_ids"] == [5, 6]
+
+
+def test_nobody_to_ask_is_refused(endpoint: Endpoint, tiny_target: Path, write: Write, tmp_path: Path) -> None:
+    """Without one conversation at a time the output would be complete and empty."""
+    with pytest.raises(InvalidInput, match="concurrency 0"):
+        make(tiny_target, write([ask("a")]), tmp_path / "out.jsonl", endpoint, concurrency=0)
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://host:99999/v1", "http://host:port", "ftp://host", "host:1"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="a URL such as"):
+        Server(url)
 
 
 def test_settings_that_do_not_belong_together(endpoint: Endpoint, tiny_target: Path, write: Write, tmp_path: Path

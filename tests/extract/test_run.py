@@ -108,7 +108,12 @@ def test_leftover_and_lost_shards(tiny_target: Path, answers: Path, finished: Pa
     manifest = Manifest.load(store)
     dataclasses.replace(manifest, complete=False, shards=manifest.shards[:1]).save(store)
     (store / "shard-000001.safetensors").write_bytes(b"cut")
+    leftovers = [store / f"{name[0]}shard-7-0.safetensors.tmp{name[1]}" for name in ((".", ""), (".", ".rows"),
+                                                                                   ("..", ".tmp"))]
+    for path in leftovers:
+        path.touch()
     run(settings(tiny_target, answers, store))
+    assert not any(path.exists() for path in leftovers)
     for name in ("shard-000001.safetensors", "manifest.json", "rejects.jsonl"):
         assert (store / name).read_bytes() == (finished / name).read_bytes()
     dataclasses.replace(manifest, complete=False, shards=manifest.shards[:2]).save(store)
@@ -223,7 +228,8 @@ def test_no_row_to_train_on(tiny_target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"aux_layers": (3, 1)}, {"aux_layers": (1, 99)}, {"shard_tokens": 0},
-                                 {"batch_tokens": 1}, {"max_length": 0}])
+                                 {"batch_tokens": 1}, {"max_length": 0}, {"ahead": 0}, {"encoders": -1}, {"tp": 0},
+                                 {"engines": 0}])
 def test_settings_that_do_not_fit_are_refused(tiny_target: Path, answers: Path, tmp_path: Path,
                                               bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="settings"):

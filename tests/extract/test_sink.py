@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from eyas_contract import CaptureSpec, store_tensors
+from eyas_contract import CaptureSpec, EngineFailure, store_tensors
 from eyas_extract.inside import sink as sink_module
+from eyas_extract.inside.ring import Ring
 from eyas_extract.inside.sink import Part, Piece, Sink, runs
 from eyas_extract.inside.slots import Layout
 from eyas_extract.mask import Sample
-from eyas_extract.protocol import Mark, RowsDone, read_rows, rows_file
+from eyas_extract.protocol import Captor, CaptureSettings, Mark, RowsDone, read_rows, rows_file
 from eyas_extract.shard_file import ShardFile
 
 HIDDEN = 4
@@ -86,6 +88,35 @@ def test_files_that_are_given_up_do_not_pile_up(tmp_path: Path, monkeypatch: pyt
 def test_outside_the_root(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     assert Sink(tmp_path / "in").expect(Piece(shard(tmp_path).marks()[0], 0, 0, 3), b"") is None
+
+
+def test_what_is_no_shard_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(b"something else")
+    assert Sink(tmp_path).expect(Piece(Mark(str(path), 0, 3), 0, 0, 3), b"") is None
+    assert path.read_bytes() == b"something else"
+
+
+@pytest.mark.parametrize("request_id", ["a", "eyas:", "eyas:a", "eyas:a:b:c:d", "eyas:a:1:2:3x"])
+def test_requests_of_others_have_no_mark(request_id: str) -> None:
+    assert Mark.parse(request_id) is None
+    assert Mark.parse(Mark("/a:b", 1, 2, 3).request_id()) == Mark("/a:b", 1, 2, 3)
+
+
+def test_a_writer_that_fails_lets_nobody_wait(tmp_path: Path) -> None:
+    """Here it cannot make a report; its rank would wait for a free slot for ever."""
+    file = shard(tmp_path)
+    rows_file(file.path).mkdir()
+    captor = Captor("0", "Fake", (0, 1), HIDDEN, "F32", "F32", str(tmp_path), "tp0", "")
+    ring = Ring(CaptureSettings((0, 1), str(tmp_path), str(tmp_path), "F32", slot_mib=0, slots=2, threads=2), captor,
+                "cpu", lambda: "")
+    try:
+        ring.take([torch.ones(3, HIDDEN)] * 3, [Piece(file.marks()[0], 0, 0, 3)])
+        assert ring.writer.wait(timeout=30) == 1
+        with pytest.raises(EngineFailure, match="exit code 1"):
+            ring.take([torch.ones(3, HIDDEN)] * 3, [Piece(file.marks()[0], 0, 0, 3)])
+    finally:
+        ring.writer.kill()
 
 
 def test_runs() -> None:

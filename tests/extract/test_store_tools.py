@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -14,10 +15,13 @@ import torch
 
 from eyas_contract import ContractMismatch, CorruptFile, InvalidInput, Manifest
 from eyas_contract.safetensors_header import read_header
+from eyas_extract.capture import Capture, States
 from eyas_extract.check import check, read_tensor
 from eyas_extract.cli import main
 from eyas_extract.config import RepairConfig, RunConfig
+from eyas_extract.conversations import read_rejects
 from eyas_extract.digest import PLACE
+from eyas_extract.provenance import token_faults
 from eyas_extract.repair import repair
 from eyas_extract.reshape import merge, split
 from eyas_extract.run import run
@@ -60,6 +64,33 @@ def test_repair_brings_back_the_same_bytes(damage: Any, place: int, store: Path,
     assert contents(store) == contents(finished)
     assert {n: (store / n).stat().st_ino for n in others} == others
     assert (store / "quarantine" / name).exists() == (damage is not Path.unlink)
+
+
+def test_samples_that_repair_finds_bad_are_rejected(store: Path, tiny_target: Path, answers: Path,
+                                                    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+                                                    ) -> None:
+    """One had sound states at first, and has none now: it must not vanish."""
+    shard = Manifest.load(store).shards[1]
+    (store / shard.file).unlink()
+    honest, calls = Capture.states, itertools.count()
+
+    def states(self: Capture, rows: Any) -> States:
+        found = honest(self, rows)
+        if next(calls) != 1:  # the first is the target's check
+            return found
+        last = found.last.clone()
+        last[0, 0, 0] = torch.nan
+        return dataclasses.replace(found, last=last)
+
+    monkeypatch.setattr(Capture, "states", states)
+    with pytest.raises(SystemExit) as end:
+        main(["repair", "--target", str(tiny_target), "--data", str(answers), "--out", str(store), "--shard-tokens",
+              "300", "--batch-tokens", "128"])
+    assert end.value.code == 0
+    assert "1 x 1 non-finite values in the states of the last layer" in capsys.readouterr().out
+    [reject] = read_rejects(store / "rejects.jsonl")
+    assert {s.id for s in shard.samples} - {s.id for s in Manifest.load(store).shards[1].samples} == {reject.id}
+    assert token_faults(store, tiny_target, answers) == []
 
 
 def test_repair_of_a_sound_store_does_nothing(store: Path, finished: Path, tiny_target: Path, answers: Path) -> None:
@@ -183,9 +214,58 @@ def test_merge_refuses_what_does_not_belong_together(finished: Path, tiny_target
     assert not (tmp_path / "out").exists()
 
 
-def test_split_refuses_an_empty_side(finished: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"a share of 1\.0"):
-        split(finished, (tmp_path / "a", tmp_path / "b"), 1.0)
+@pytest.mark.parametrize("second", ["one", "./one", "link"])
+def test_one_folder_for_both_sides_is_refused(store: Path, finished: Path, tmp_path: Path, second: str) -> None:
+    """The second side would be written over the first, and through its links over the store itself."""
+    (tmp_path / "link").symlink_to("one")
+    with pytest.raises(InvalidInput, match="for both sides"):
+        split(store, (tmp_path / "one", tmp_path / second), 0.575)
+    assert contents(store) == contents(finished)
+
+
+def test_another_processs_shard_is_not_written_over(store: Path, finished: Path, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """It got there first, and its shard is a link into a store."""
+    (tmp_path / "out").mkdir()
+    os.link(store / "shard-000001.safetensors", tmp_path / "out" / "shard-000000.safetensors")
+    monkeypatch.setattr("eyas_extract.reshape._begin", lambda out: out.mkdir(exist_ok=True))
+    with pytest.raises(InvalidInput, match="by another process"):
+        split(store, (tmp_path / "out", tmp_path / "b"), 0.5)
+    assert contents(store) == contents(finished)
+
+
+def test_shards_may_be_relative_links(store: Path, finished: Path, tmp_path: Path) -> None:
+    """As in a folder that came out of a cache of downloads."""
+    (tmp_path / "blobs").mkdir()
+    for path in store.glob("*.safetensors"):
+        path.rename(tmp_path / "blobs" / path.name)
+        path.symlink_to(f"../blobs/{path.name}")
+    outs = (tmp_path / "deep" / "a", tmp_path / "deep" / "b")
+    split(store, outs, 0.5)
+    assert not [fault for out in outs for fault in check(out).damage]
+    assert contents(store) == contents(finished)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3"])
+def test_a_source_of_another_form_is_told(store: Path, tiny_target: Path, answers: Path, text: str) -> None:
+    (store / "source.json").write_text(text)
+    with pytest.raises(InvalidInput, match=r"source\.json: a JSON"):
+        run(RunConfig(tiny_target, answers, store, shard_tokens=300, batch_tokens=128))
+    with pytest.raises(InvalidInput, match=r"source\.json: a JSON"):
+        token_faults(store, tiny_target, answers)
+
+
+def test_rejects_of_another_form_are_not_handed_on(store: Path, tmp_path: Path) -> None:
+    (store / "rejects.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(CorruptFile, match="no list of rejects"):
+        split(store, (tmp_path / "a", tmp_path / "b"), 0.5)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("share", [1.0, float("nan"), float("inf")])
+def test_split_refuses_an_empty_side(finished: Path, tmp_path: Path, share: float) -> None:
+    with pytest.raises(InvalidInput, match=f"a share of {share}"):
+        split(finished, (tmp_path / "a", tmp_path / "b"), share)
 
 
 def test_stats(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,3 +301,19 @@ def test_tokens_of_another_row_are_found(store: Path, tiny_target: Path, answers
     assert text.count("its tokens are not those of the input's row") == 2
     assert f"sample {json.loads(answers.read_text().splitlines()[5])['id']}: is no sample of the input" in text
     assert "sample new: is in no shard and not among the rejects" in text
+
+
+def test_a_lost_row_is_found_whatever_ids_others_have(tiny_target: Path, answers: Path, tmp_path: Path) -> None:
+    """Rejected rows vouch for no sample but their own: a duplicate of its id, or an id that it begins with."""
+    rows = [json.loads(line) for line in answers.read_text().splitlines()[:12]]
+    rows[0]["id"], rows[1]["id"] = "x#1", "y"
+    rows += [{**rows[2], "id": "y"}, {"id": "x", "messages": []}]
+    data, store = tmp_path / "rows.jsonl", tmp_path / "store"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(RunConfig(tiny_target, data, store, shard_tokens=100))
+    assert token_faults(store, tiny_target, data) == []
+    manifest = Manifest.load(store)
+    lost = {sample.id for sample in manifest.shards[0].samples}
+    assert lost >= {"x#1", "y"}
+    dataclasses.replace(manifest, shards=manifest.shards[1:]).save(store)
+    assert {fault.sample for fault in token_faults(store, tiny_target, data)} == lost

@@ -292,6 +292,26 @@ def test_tables_with_gaps_between_rows_are_named(
     assert len(launches) == 1
 
 
+GATHERED = {"sources": [torch.zeros(9, 16, dtype=torch.float16)], "index": INTS(8),
+            "out": torch.zeros(8, 16, dtype=torch.float16)}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [*CALLS, "hidden_gather"])
+@pytest.mark.parametrize("wrong", [[1], torch.tensor(1), torch.zeros(1).double()], ids=["list", "0-d", "f64"])
+def test_arguments_of_another_kind_are_named(on_any_device: None, call: str, wrong: object) -> None:
+    """Whichever it is, and whatever follows from its shape."""
+    good = CALLS.get(call, GATHERED)
+    for name in good.keys() - {"sources"}:
+        with pytest.raises(ArgumentError, match=f"{name} (is|has shape) "):
+            getattr(cuda, call)(**(good | {name: wrong}), stream=0)
+
+
+def test_a_commit_of_no_request_is_refused(on_any_device: None) -> None:
+    none = {name: t[:0] for name, t in CALLS["accept_commit"].items()}
+    with pytest.raises(ArgumentError, match="accept_index has no rows"):
+        cuda.accept_commit(**none, stream=0)
+
+
 def test_missing_library_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EYAS_CUDA_LIBRARY", str(tmp_path / "libeyas_cuda.so"))
     monkeypatch.setattr(cuda_core, "library", cuda_core.library.__wrapped__)

@@ -75,6 +75,11 @@ def test_from_mask_equals_reference(seed: int, batch: int, nodes: int) -> None:
     assert eyas_native.tree_validate(masks) == ()
 
 
+def test_trees_without_nodes_have_no_faults() -> None:
+    for shape in ((0, 3, 3), (2, 0, 0)):
+        assert eyas_native.tree_validate(torch.zeros(shape, dtype=torch.bool)) == ()
+
+
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), nodes=st.integers(2, 20))
 def test_validate_finds_every_flipped_bit(seed: int, nodes: int) -> None:

@@ -86,8 +86,8 @@ def hidden_gather(
                 residual.stride(0) == source.stride(0),
                 f"residuals[{i}] has row stride {residual.stride(0)}, wanted {source.stride(0)}",
             )
-    if index is not None:
-        f.tensor("index", index, ("int32", "int64"), (None,))
+    if index is not None and not f.tensor("index", index, ("int32", "int64"), (None,)):
+        f.check()  # out's rows follow from it
     rows = out.shape[0] if index is None and hasattr(out, "shape") else index.shape[0] if index is not None else 0
     f.tensor("out", out, (*MATH, "float8_e4m3fn"), (rows, count * width))
     f.need(width % 8 == 0, f"width is {width}, wanted a multiple of 8")

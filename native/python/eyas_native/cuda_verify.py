@@ -203,6 +203,8 @@ def accept_commit(
     f.check()
     batch, width = accept_index.shape
     f.tensor("predicts", predicts, ("int32",), (None,))
+    f.need(batch >= 1, "accept_index has no rows, wanted one a request")
+    f.check()
     f.tensor("out_cache_loc", out_cache_loc, ("int64",), tuple(predicts.shape))
     f.need(
         predicts.shape[0] % batch == 0, f"predicts has {predicts.shape[0]} entries, wanted a multiple of batch {batch}"

@@ -118,7 +118,7 @@ def tree_validate(tree_mask: Any) -> tuple[TreeFault, ...]:
         ArgumentError: shape or dtype.
     """
     codes = _C.tree_validate(view(tree_mask, "tree_mask"))
-    nodes = tree_mask.shape[1]
+    nodes = tree_mask.shape[1] or 1  # of trees without nodes there are no codes
     return _named([codes[i : i + nodes] for i in range(0, len(codes), nodes)])
 
 

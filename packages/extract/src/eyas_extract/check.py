@@ -157,6 +157,9 @@ def read_sample(store: Path, index: int, sample_id: str) -> tuple[str, list[int]
     if not 0 <= index < len(places):
         raise LookupError
     shard, i = places[index]
+    if not (store / shard.file).is_file():
+        raise CorruptFile(str(store / shard.file), "no such file", "a shard that the manifest names",
+                          "Run `eyas-extract repair` on the store.")
     header = read_header(store / shard.file)
     start = sum(s.tokens for s in shard.samples[:i])
     rows = slice(start, start + shard.samples[i].tokens)

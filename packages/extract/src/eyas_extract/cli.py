@@ -169,6 +169,9 @@ def _repair(config: RepairConfig) -> int:
     else:
         print(f"{done.faults} faults; {len(done.shards)} shards made anew ({', '.join(done.shards) or 'none'}), "
               f"{done.samples} samples, {done.tokens:,} tokens; the old ones are in {config.out / QUARANTINE}")
+        if done.rejects:
+            print(f"left out, since their states cannot be used now: {len(done.rejects)}")
+            _print_reasons(Counter(reject.reason for reject in done.rejects))
         _print_report(config.out, done.after)
     return 1 if done.after.damage else 0
 

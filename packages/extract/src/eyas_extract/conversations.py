@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from eyas_contract import CorruptFile, InvalidInput
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "human": "user", "gpt": "assistant"}
+TURN = re.compile(r"#turn-\d+$")  # what is added to a row's id where it becomes several samples
 DEEPEST = 400  # lists and objects within one another: well within any stack, so that no two processes differ
 TOO_DEEP = f"lists and objects nested more than {DEEPEST} deep"
 
@@ -61,6 +63,7 @@ def read_conversations(path: Path, first: int = 1) -> Iterator[Conversation | Re
         InvalidInput: the file cannot be opened.
     """
     seen: dict[str, int] = {}
+    split: dict[str, int] = {}  # ids of which one with TURN was seen: a row's samples must not be named as another's
     try:
         source = path.open("rb")
     except OSError as error:
@@ -75,7 +78,12 @@ def read_conversations(path: Path, first: int = 1) -> Iterator[Conversation | Re
                 _require_writable(row, raw, whole=line >= first)
                 if row_id in seen:
                     raise RowFault(f"id already used on line {seen[row_id]}")
+                whole = TURN.sub("", row_id)
+                if (other := (split if whole == row_id else seen).get(whole)) is not None:
+                    raise RowFault(f"id that cannot be told from those of line {other}'s samples")
                 seen[row_id] = line
+                if whole != row_id:
+                    split.setdefault(whole, line)
                 if line >= first:
                     yield _conversation(row, row_id, line)
             except RowFault as fault:

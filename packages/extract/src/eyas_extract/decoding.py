@@ -43,9 +43,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+        if not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise InvalidInput("sampling", f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k}",
-                               "temperature >= 0, 0 < top_p <= 1, top_k >= 0", "Correct the flags.")
+                               "a finite temperature >= 0, 0 < top_p <= 1, top_k >= 0", "Correct the flags.")
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers has no types

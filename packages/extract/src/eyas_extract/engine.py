@@ -28,7 +28,7 @@ def capturing(config: EngineConfig) -> Iterator[Engine]:
     spec = read_spec(config.target)
     make_folder(config.root)
     flags = RunConfig(config.target, config.target, config.root, aux_layers=config.aux_layers,
-                      store_dtype=config.store_dtype, dtype=config.dtype)
+                      store_dtype=config.store_dtype, dtype=config.dtype, tp=config.tp)
     capture, dtype = stored_capture(flags, spec)
     run_dir = config.root / f"{RUN_DIR}-{config.port}"
     settings = EngineSettings(config.target, pick_device(config.device).partition(":")[0], dtype, config.tp,

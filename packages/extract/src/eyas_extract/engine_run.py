@@ -114,7 +114,7 @@ class Committer:
     def _ready(self, pending: Pending, filled: Filled | None) -> list[Ready]:
         rejects = [*self.kept, *pending.rejects]
         if filled is not None:
-            rejects += [Reject(pending.samples[i].line, pending.samples[i].id, why) for i, why in filled.bad.items()]
+            rejects += filled.rejects(pending.samples)
             for source in self.sources:
                 if isinstance(source, Own):
                     source.deaths = 0

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -20,7 +20,7 @@ from eyas_contract.engines import Finding
 from eyas_contract.safetensors_header import TensorInfo, read_header
 from eyas_contract.target_tensors import TargetTensors
 from eyas_extract.check import read_tensor
-from eyas_extract.dtypes import TORCH_DTYPES
+from eyas_extract.dtypes import STORE_DTYPES
 
 IDS, AUX, LAST = "input_ids", "aux_hidden_states", "last_hidden_state"
 AGREES = 0.9  # share of rows in which the head must choose the teacher's token
@@ -66,26 +66,29 @@ def check_files(folder: Path, target: Path, prompts: Path | None, teacher: Path 
     if not paths:
         raise InvalidInput(str(folder), "no *.safetensors files", "hidden states, one file a sample", "Check the path.")
     spec = TargetSpec.from_folder(target)
-    wanted = _json(prompts) if prompts is not None else None
+    wanted = _prompts(prompts) if prompts is not None else None
+    chosen = _top1(teacher) if teacher is not None else None
     findings: list[Finding] = []
     headers: dict[Path, dict[str, TensorInfo]] = {}
     for path in paths:
         try:
             headers[path] = read_header(path).tensors
-        except CorruptFile as error:
-            findings.append(_bad("states-file", path, "", error.found, "a whole file",
+        except (CorruptFile, OSError) as error:
+            found = error.found if isinstance(error, CorruptFile) else error.strerror or str(error)
+            findings.append(_bad("states-file", path, "", found, "a whole file",
                                  "a memory-mapping loader may read the missing part as zeros", "Extract it again."))
     usual = _usual(headers, spec)
     for path, tensors in headers.items():
         findings += _file(path, tensors, usual, spec, wanted)
     bad = tuple(sorted({finding.where.split(":")[0] for finding in findings if finding.severity == "error"}))
     first = next((path for path in headers if path.name not in bad), None)
-    state, proof = _norm(first, headers[first], target, spec, teacher) if first else ("not checked", [])
+    state, proof = _norm(first, headers[first], target, spec, chosen) if first else ("not checked", [])
     return LooseReport(len(paths), bad, state, tuple(findings + proof))
 
 
 def _usual(headers: dict[Path, dict[str, TensorInfo]], spec: TargetSpec) -> _Usual:
-    aux = [tensors[AUX] for tensors in headers.values() if AUX in tensors and len(tensors[AUX].shape) == 2]
+    aux = [info for tensors in headers.values() if (info := tensors.get(AUX)) and len(info.shape) == 2
+           and info.dtype in STORE_DTYPES]
     dtypes, widths = Counter(info.dtype for info in aux), Counter(info.shape[1] for info in aux)
     return _Usual(dtypes.most_common(1)[0][0] if dtypes else "BF16",
                   widths.most_common(1)[0][0] if widths else 3 * spec.hidden_size)
@@ -96,7 +99,10 @@ def _file(path: Path, tensors: dict[str, TensorInfo], usual: _Usual, spec: Targe
     if absent:
         return [_bad("states-file", path, "", f"no {', '.join(absent)}", f"{IDS}, {AUX}, {LAST}",
                      "nothing to train on", "Extract it again.")]
-    faults, (tokens, aux) = [], (tensors[IDS].shape[0], tensors[AUX])
+    faults, aux = _form(path, tensors), tensors[AUX]
+    if faults:  # no rows to be counted, or values that nobody here can read
+        return faults
+    tokens = tensors[IDS].shape[0]
     for name in (AUX, LAST):
         rows = tensors[name].shape[0]
         if rows != tokens:
@@ -105,7 +111,10 @@ def _file(path: Path, tensors: dict[str, TensorInfo], usual: _Usual, spec: Targe
             faults.append(_bad("states-rows", path, name, f"{rows} rows for {tokens} tokens: {what}", f"{tokens} rows",
                                "states belong to other tokens",
                                "Extract it again with the prefix cache switched off. Do not pad."))
-    if len(aux.shape) != 2 or aux.shape[1] != usual.width:
+    if tensors[LAST].shape[1] != spec.hidden_size:
+        faults.append(_bad("states-width", path, LAST, f"{list(tensors[LAST].shape)}", f"{spec.hidden_size} wide, as "
+                           "the target's states are", "the head does not fit", "Extract it again with this target."))
+    if aux.shape[1] != usual.width:
         count, usually = aux.shape[-1] // spec.hidden_size, usual.width // spec.hidden_size
         faults.append(_bad("states-width", path, AUX, f"{list(aux.shape)}: {count} states of {spec.hidden_size}",
                            f"{usually} states, as in the other files", "`fc` does not fit",
@@ -115,6 +124,20 @@ def _file(path: Path, tensors: dict[str, TensorInfo], usual: _Usual, spec: Targe
                            "a training run stops when it meets this file", f"Convert it to {usual.dtype}."))
     faults += _tokens(path, tensors[IDS], prompts) if prompts is not None else []
     return faults + _values(path, tensors, spec.hidden_size)
+
+
+def _form(path: Path, tensors: dict[str, TensorInfo]) -> list[Finding]:
+    """Axes and dtypes that no reader of such files takes."""
+    faults = []
+    for name, axes, dtypes in ((IDS, 1, ("I64", "I32")), (AUX, 2, tuple(STORE_DTYPES)), (LAST, 2, tuple(STORE_DTYPES))):
+        info = tensors[name]
+        if len(info.shape) != axes:
+            faults.append(_bad("states-file", path, name, f"shape {list(info.shape)}", f"{axes} axes, tokens first",
+                               "its rows cannot be told", "Store one sample a file, without a batch axis."))
+        if info.dtype not in dtypes:
+            faults.append(_bad("states-dtype", path, name, info.dtype, " or ".join(dtypes),
+                               "a training run stops when it meets this file", f"Convert it to {dtypes[0]}."))
+    return faults
 
 
 def _tokens(path: Path, info: TensorInfo, prompts: dict[str, list[int]]) -> list[Finding]:
@@ -132,8 +155,6 @@ def _tokens(path: Path, info: TensorInfo, prompts: dict[str, list[int]]) -> list
 def _values(path: Path, tensors: dict[str, TensorInfo], hidden: int) -> list[Finding]:
     result = []
     for name in (AUX, LAST):
-        if tensors[name].dtype not in TORCH_DTYPES or len(tensors[name].shape) != 2:
-            continue
         values = read_tensor(tensors[name]).float()
         bad = (~torch.isfinite(values)).nonzero().tolist()
         if bad:
@@ -148,7 +169,7 @@ def _values(path: Path, tensors: dict[str, TensorInfo], hidden: int) -> list[Fin
 
 
 def _norm(path: Path, tensors: dict[str, TensorInfo], target: Path, spec: TargetSpec,
-          teacher: Path | None) -> tuple[str, list[Finding]]:
+          teacher: list[int] | None) -> tuple[str, list[Finding]]:
     """Whether head(norm(h)) or head(h) chooses the target's own tokens."""
     if not any(target.glob("*.safetensors")):
         return "not checked", []
@@ -160,7 +181,7 @@ def _norm(path: Path, tensors: dict[str, TensorInfo], target: Path, spec: Target
     states, matrix = read_tensor(tensors[LAST]).float(), read_tensor(head).float()
     factors = read_tensor(norm).float() + int(weights.adds_one)
     if teacher is not None:
-        wanted = torch.tensor(_json(teacher)["top1"])
+        wanted = torch.tensor(teacher, dtype=torch.int64)
     else:
         wanted, states = read_tensor(tensors[IDS]).long()[1:], states[:-1]
     rows = min(len(wanted), len(states))
@@ -186,6 +207,25 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(str(path), f"unreadable ({error})", "a JSON file", "Check the path.") from error
+
+
+def _prompts(path: Path) -> dict[str, list[int]]:
+    value = _json(path)
+    if not isinstance(value, dict) or not all(map(_are_ids, value.values())):
+        raise InvalidInput(str(path), "something else", "a JSON object, sample number -> list of token ids",
+                           "Check the path.")
+    return value
+
+
+def _top1(path: Path) -> list[int]:
+    value = _json(path)
+    if not isinstance(value, dict) or not _are_ids(ids := value.get("top1")):
+        raise InvalidInput(str(path), "something else", 'a JSON object {"top1": [token ids]}', "Check the path.")
+    return ids
+
+
+def _are_ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(each) is int for each in value)
 
 
 def _bad(code: str, path: Path, field: str, found: str, wanted: str, consequence: str, remedy: str) -> Finding:

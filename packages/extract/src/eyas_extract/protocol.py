@@ -69,8 +69,11 @@ class Mark(NamedTuple):
         """The mark in a request id, or None for a request that is not ours."""
         if not request_id.startswith(PREFIX):
             return None
-        path, first, rows, attempt = request_id[len(PREFIX):].rsplit(":", 3)
-        return cls(path, int(first), int(rows), int(attempt))
+        try:
+            path, first, rows, attempt = request_id[len(PREFIX):].rsplit(":", 3)
+            return cls(path, int(first), int(rows), int(attempt))
+        except ValueError:  # somebody else's words, which must not end the engine
+            return None
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ import hashlib
 from pathlib import Path
 
 from eyas_contract import Contract, CorruptFile, InvalidInput, Manifest
-from eyas_contract.contract import read_json
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import REJECTS_NAME
 from eyas_extract.check import Damage, read_tensor
 from eyas_extract.config import RunConfig
 from eyas_extract.conversations import read_rejects
 from eyas_extract.pending import settled, shards
-from eyas_extract.store import SOURCE_NAME
+from eyas_extract.store import read_source
 from eyas_extract.target import stop_ids
 from eyas_extract.template import ChatTemplate
 
@@ -26,7 +25,7 @@ def token_faults(store: Path, target: Path, data: Path) -> list[Damage]:
             can name.
     """
     contract, manifest = Contract.load(store), Manifest.load(store)
-    source = read_json(store / SOURCE_NAME, "the store's source settings, by eyas-extract")
+    source = read_source(store)
     if "overlong" not in source:
         raise InvalidInput(str(store), "a merged or split store", "one by `eyas-extract run`, with --data",
                            "Check it without --data.")
@@ -34,9 +33,12 @@ def token_faults(store: Path, target: Path, data: Path) -> list[Damage]:
                        shard_tokens=1 << 20)
     template = ChatTemplate(target, sorted(stop_ids(target)))
     wanted: dict[str, bytes] = {}
+    lines: dict[str, int] = {}
     for pending in shards(settled(config, template, source), template, 1):
         wanted |= {s.id: _digest(s.input_ids.tobytes(), s.loss_mask) for s in pending.samples}
-    rejected = {reject.id for reject in read_rejects(store / REJECTS_NAME)}
+        lines |= {s.id: s.line for s in pending.samples}
+    # By line too: a second row of the same id is rejected under that id, and vouches for nothing.
+    rejected = {(reject.line, reject.id) for reject in read_rejects(store / REJECTS_NAME)}
     faults = []
     for shard in manifest.shards:
         try:
@@ -53,7 +55,7 @@ def token_faults(store: Path, target: Path, data: Path) -> list[Damage]:
                 faults.append(Damage(shard.file, sample.id, "is no sample of the input"))
             elif digest != _digest(ids[rows].tobytes(), mask[rows].tobytes()):
                 faults.append(Damage(shard.file, sample.id, "its tokens are not those of the input's row"))
-    missing = [name for name in wanted if name not in rejected and name.partition("#")[0] not in rejected]
+    missing = [name for name in wanted if (lines[name], name) not in rejected]
     if manifest.complete:
         faults += [Damage("manifest.json", name, "is in no shard and not among the rejects") for name in missing]
     return faults

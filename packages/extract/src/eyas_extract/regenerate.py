@@ -42,9 +42,10 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
     Raises:
         EyasError: unusable input or settings, output made with others, or a full disk.
     """
-    if config.max_new_tokens < 1 or config.batch_size < 1 or config.kv_gib <= 0:
-        raise InvalidInput("settings", f"max_new_tokens {config.max_new_tokens}, batch_size {config.batch_size}, "
-                           f"kv_gib {config.kv_gib}", "positive values", "Correct the flags.")
+    faults = [f"{name} {value}" for name in ("max_new_tokens", "batch_size", "kv_gib", "concurrency", "tp")
+              if (value := getattr(config, name)) <= 0]
+    if faults:
+        raise InvalidInput("settings", ", ".join(faults), "positive values", "Correct the flags.")
     named = [bool(config.endpoint), bool(config.model)]
     if named != [config.engine == "endpoint"] * 2:
         raise InvalidInput("settings", f"engine {config.engine}, endpoint {config.endpoint!r}, model {config.model!r}",

@@ -7,6 +7,7 @@ computes, so only greedy ones come out the same again.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import queue
 import threading
@@ -27,6 +28,7 @@ from eyas_extract.template import ChatTemplate
 KEEP_EVERY = 0.5  # seconds between two syncs of the output
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # seconds, before a server that is gone is asked again
 RUN_DIR = ".engine"
+CLOSED = (401, 402, 404, 405, 407)  # HTTP: a wrong key, no credit, a wrong place. They would refuse every row
 
 
 class Speaker(Protocol):
@@ -65,8 +67,7 @@ def _by_tokens(servers: Sequence[Server], config: RegenerateConfig, template: Ch
         if config.temperature > 0:
             sampling["sampling_seed"] = config.seed * 1_000_003 + dialogue.line * 64 + number
         server = servers[next(turn) % len(servers)]
-        plain = _patiently(lambda: server.post("/generate", {"input_ids": prompt, "sampling_params": sampling}))
-        ids = plain["output_ids"]
+        ids = _patiently(lambda: _output_ids(server, {"input_ids": prompt, "sampling_params": sampling}))
         stopped = bool(ids) and ids[-1] in template.stop_ids
         return {"role": "assistant", "content": template.decode(ids[:-1] if stopped else ids), "output_ids": list(ids),
                 "finish_reason": "stop" if stopped else "length"}, len(ids)
@@ -86,8 +87,7 @@ def _by_endpoint(config: RegenerateConfig) -> Speaker:
             body["tools"] = list(dialogue.tools)
         if config.top_k:
             body["top_k"] = config.top_k
-        plain = _patiently(lambda: server.post("/chat/completions", body))
-        choice = plain["choices"][0]
+        choice, count = _patiently(lambda: _choice(server, body))
         message = {"role": "assistant", "content": choice["message"].get("content") or "",
                    "finish_reason": choice.get("finish_reason")}
         reasoning = choice["message"].get("reasoning_content") or choice["message"].get("reasoning")
@@ -95,9 +95,35 @@ def _by_endpoint(config: RegenerateConfig) -> Speaker:
             message["reasoning_content"] = reasoning
         if choice["message"].get("tool_calls"):
             message["tool_calls"] = choice["message"]["tool_calls"]
-        return message, int((plain.get("usage") or {}).get("completion_tokens") or 0)
+        return message, count
 
     return speak
+
+
+def _output_ids(server: Server, body: dict[str, Any]) -> list[int]:
+    """The tokens of SGLang's answer. Raises ServerLost for an answer that is none or was cut off by an abort."""
+    plain = server.post("/generate", body)
+    ids, meta = (plain.get("output_ids"), plain.get("meta_info") or {}) if isinstance(plain, dict) else (None, {})
+    if not isinstance(ids, list) or (meta.get("finish_reason") or {}).get("type") == "abort":
+        raise _no_answer(server, plain)
+    return ids
+
+
+def _choice(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The first choice of a chat completion and its number of tokens. Raises ServerLost as `_output_ids` does."""
+    plain = server.post("/chat/completions", body)
+    try:
+        choice, count = plain["choices"][0], int((plain.get("usage") or {}).get("completion_tokens") or 0)
+        if isinstance(choice["message"], dict) and choice.get("finish_reason") != "abort":
+            return choice, count
+    except (LookupError, TypeError, ValueError, AttributeError):
+        pass
+    raise _no_answer(server, plain)
+
+
+def _no_answer(server: Server, plain: Any) -> ServerLost:
+    return ServerLost(server.url, f"an aborted answer, or none: {json.dumps(plain)[:300]}", "a whole answer",
+                      "See the server's log, and whether this is its URL.")
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +147,7 @@ def _patiently(ask: Callable[[], Any]) -> Any:
 
 def _passing(refusal: Refused) -> bool:
     """Whether an error may be gone the next time, and does not concern the request."""
-    return refusal.status == 429 or refusal.status >= 500
+    return refusal.status in (408, 429) or refusal.status >= 500
 
 
 def answer_all(dialogues: Sequence[Dialogue], answers: Answers, speak: Speaker, concurrency: int, progress: Progress
@@ -199,7 +225,7 @@ def _answered(dialogue: Dialogue, speak: Speaker) -> tuple[Row, int]:
     except RowFault as fault:
         return {"line": dialogue.line, "id": dialogue.id, "reject": str(fault)}, made
     except Refused as refusal:
-        if _passing(refusal):
+        if _passing(refusal) or refusal.status in CLOSED:
             raise
         return {"line": dialogue.line, "id": dialogue.id, "reject": f"the server refuses: {refusal.found[:300]}"}, made
     return {"line": dialogue.line, "id": dialogue.id, "messages": dialogue.messages,

@@ -13,6 +13,7 @@ from eyas_contract import InvalidInput, ShardRecord
 from eyas_extract.capture import Capture
 from eyas_extract.check import Report, check
 from eyas_extract.config import RepairConfig
+from eyas_extract.conversations import Reject
 from eyas_extract.disk import room_for, sync_folder
 from eyas_extract.dtypes import STORE_DTYPES
 from eyas_extract.pending import Pending, settled, shards
@@ -26,19 +27,24 @@ QUARANTINE = "quarantine"
 
 @dataclass(frozen=True)
 class Repaired:
-    """What was done: faults found, shards made anew, their samples and tokens, and the check afterwards."""
+    """What was done: faults found, shards made anew, their samples and tokens, and the check afterwards.
+
+    Attributes:
+        rejects: samples of these shards whose states can no longer be used.
+    """
 
     faults: int
     shards: tuple[str, ...]
     samples: int
     tokens: int
     after: Report
+    rejects: tuple[Reject, ...] = ()
 
 
 class Maker(Protocol):
-    """Makes one shard's file under the store's name for it; returns its record."""
+    """Makes one shard's file under the store's name for it; returns its record, and the samples that it lacks."""
 
-    def __call__(self, pending: Pending, name: str) -> ShardRecord: ...
+    def __call__(self, pending: Pending, name: str) -> tuple[ShardRecord, list[Reject]]: ...
 
 
 def repair(config: RepairConfig) -> Repaired:
@@ -59,7 +65,7 @@ def repair(config: RepairConfig) -> Repaired:
     try:
         places = {tuple(s.id for s in shard.samples): i for i, shard in enumerate(writer.manifest.shards)
                   if shard.file in bad}
-        tokens = 0
+        rejects: list[Reject] = []
         template = ChatTemplate(config.target, sorted(stop_ids(config.target)))
         config = settled(config, template, writer.source)
         done = []
@@ -72,16 +78,18 @@ def repair(config: RepairConfig) -> Repaired:
                 number = places.pop(ids)
                 kept = dataclasses.replace(pending, samples=[s for s in pending.samples if s.id in set(ids)])
                 _set_aside(config.out, writer.manifest.shards[number].file)
-                writer.replace(number, make(kept, writer.manifest.shards[number].file))
-                done.append(writer.manifest.shards[number])
-                tokens += kept.tokens
+                shard, bad_now = make(kept, writer.manifest.shards[number].file)
+                writer.replace(number, shard, bad_now)
+                done.append(shard)
+                rejects += bad_now
     finally:
         writer.close()
     if places:
         raise InvalidInput(str(config.data), f"no rows for the samples of {len(places)} damaged shards, such as "
                            f"{next(iter(places))[0]!r}", "the input that the store was made from", "Give that file.")
-    return Repaired(len(before.damage), tuple(s.file for s in done), sum(len(s.samples) for s in done), tokens,
-                    check(config.out))
+    samples = [sample for shard in done for sample in shard.samples]
+    return Repaired(len(before.damage), tuple(s.file for s in done), len(samples), sum(s.tokens for s in samples),
+                    check(config.out), tuple(rejects))
 
 
 def _set_aside(store: Path, name: str) -> None:
@@ -107,16 +115,16 @@ def _by_hugging_face(config: RepairConfig, device: str, writer: StoreWriter) -> 
     dtype = STORE_DTYPES[capture_spec.tensors[2].dtype]
     checked = False
 
-    def make(pending: Pending, name: str) -> ShardRecord:
+    def make(pending: Pending, name: str) -> tuple[ShardRecord, list[Reject]]:
         nonlocal checked
         with Capture(target, capture_spec.aux_layer_ids) as capture:
             if not checked:
                 capture.check(pending.samples[0].input_ids)
                 checked = True
-            tensors, samples, _ = fill(capture, pending.samples, config.batch_tokens, dtype)
+            tensors, samples, rejects = fill(capture, pending.samples, config.batch_tokens, dtype)
         with room_for(writer.folder / name):
             records, size = write_safetensors(writer.folder / name, tensors, writer.metadata(pending.next_line))
-        return ShardRecord(name, size, records, tuple(samples))
+        return ShardRecord(name, size, records, tuple(samples)), rejects
 
     return make
 
@@ -128,7 +136,7 @@ def _by_engine(config: RepairConfig, device: str, writer: StoreWriter, stack: Ex
     sources = engine_run.open_sources(config, device, writer, stack)
     workers: Workers | None = None
 
-    def make(pending: Pending, name: str) -> ShardRecord:
+    def make(pending: Pending, name: str) -> tuple[ShardRecord, list[Reject]]:
         nonlocal workers
         if workers is None:
             for source in sources:
@@ -138,6 +146,6 @@ def _by_engine(config: RepairConfig, device: str, writer: StoreWriter, stack: Ex
         size = filled.file.path.stat().st_size
         filled.file.path.replace(writer.folder / name)
         sync_folder(writer.folder)
-        return ShardRecord(name, size, filled.records, tuple(filled.samples))
+        return ShardRecord(name, size, filled.records, tuple(filled.samples)), filled.rejects(pending.samples)
 
     return make

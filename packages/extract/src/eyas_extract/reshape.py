@@ -21,12 +21,13 @@ from eyas_contract import (
     ShardRecord,
     compare,
 )
-from eyas_contract.canonical import digest
+from eyas_contract.canonical import digest, dumps
 from eyas_contract.contract import write_text_atomic
 from eyas_contract.outputs import require_own
 from eyas_contract.safetensors_header import read_header
 from eyas_contract.store import REJECTS_NAME
 from eyas_extract.check import read_tensor, shard_faults
+from eyas_extract.conversations import read_rejects
 from eyas_extract.disk import make_folder, room_for, sync_folder
 from eyas_extract.store import SOURCE_NAME, write_safetensors
 
@@ -39,7 +40,7 @@ def merge(stores: Sequence[Path], out: Path) -> Manifest:
     Raises:
         ContractMismatch: stores of different targets or captures (every difference named).
         InvalidInput: fewer than two, one not complete, a sample id that stands in two, or `out` not empty.
-        CorruptFile: a shard that is missing, or cut.
+        CorruptFile: a shard that is missing, or cut, or a list of rejects that is none.
     """
     if len(stores) < 2:
         raise InvalidInput("merge", f"{len(stores)} stores", "two or more", "Name them.")
@@ -62,12 +63,12 @@ def merge(stores: Sequence[Path], out: Path) -> Manifest:
                            "Finish them, or leave one out.")
     for store, manifest in zip(stores, manifests, strict=True):
         _require_files(store, manifest)
+    rejects = "".join(_rejects(store) for store in stores)
     _begin(out)
     records: list[ShardRecord] = []
     for store, manifest in zip(stores, manifests, strict=True):
         for shard in manifest.shards:
             records.append(_linked(store, shard, out, len(records)))
-    rejects = "".join(_rejects(store) for store in stores)
     return _finish(out, contracts[0], {"merged": [m.source_sha256 for m in manifests]}, records, rejects)
 
 
@@ -75,11 +76,14 @@ def split(store: Path, outs: tuple[Path, Path], share: float) -> tuple[Manifest,
     """Cut a complete store in two: the first `share` of its samples, and the rest.
 
     Raises:
-        InvalidInput: not complete, a share that leaves one side empty, or an `out` that is not empty.
-        CorruptFile: a shard that is missing, or cut, or damaged where it is to be divided.
+        InvalidInput: not complete, a share that leaves one side empty, or an `out` that is not empty, or both.
+        CorruptFile: a shard that is missing, or cut, or damaged where it is to be divided, or a list of rejects that is
+            none.
     """
+    if outs[0].resolve() == outs[1].resolve():
+        raise InvalidInput("split", f"{outs[0]} for both sides", "two new folders", "Give --first and --second.")
     contract, manifest = Contract.load(store), Manifest.load(store)
-    first = round(share * manifest.num_samples)
+    first = round(share * manifest.num_samples) if 0 < share < 1 else 0
     if not manifest.complete or not 0 < first < manifest.num_samples:
         state = "complete" if manifest.complete else "not complete"
         raise InvalidInput(str(store), f"{manifest.num_samples} samples, {state}, a share of {share}",
@@ -90,6 +94,7 @@ def split(store: Path, outs: tuple[Path, Path], share: float) -> tuple[Manifest,
         if end - len(shard.samples) < first < end:  # new digests of its parts must not vouch for damage
             _require_sound(store, contract, shard)
     sides: tuple[list[ShardRecord], list[ShardRecord]] = ([], [])
+    rejects = (_rejects(store), "")
     for out in outs:
         _begin(out)
     for shard in manifest.shards:
@@ -102,7 +107,7 @@ def split(store: Path, outs: tuple[Path, Path], share: float) -> tuple[Manifest,
             sides[side].append(_linked(store, shard, outs[side], len(sides[side])))
         first -= min(size, max(first, 0))
     result = [_finish(out, contract, {"split": manifest.source_sha256, "share": str(share), "side": i}, sides[i],
-                      _rejects(store) if i == 0 else "") for i, out in enumerate(outs)]
+                      rejects[i]) for i, out in enumerate(outs)]
     return result[0], result[1]
 
 
@@ -133,10 +138,14 @@ def _require_sound(store: Path, contract: Contract, shard: ShardRecord) -> None:
 def _linked(store: Path, shard: ShardRecord, out: Path, number: int) -> ShardRecord:
     name = f"shard-{number:06d}.safetensors"
     with room_for(out / name):
+        source = (store / shard.file).resolve()  # a link to a relative link would lead nowhere
         try:
-            os.link(store / shard.file, out / name)
+            os.link(source, out / name)
+        except FileExistsError as error:  # another process's link: a copy into it would write over that one's store
+            raise InvalidInput(str(out / name), "a file by another process", "a folder that nobody else writes to",
+                               "Give another --out.") from error
         except OSError:  # another disk, or one without links
-            shutil.copyfile(store / shard.file, out / name)
+            shutil.copyfile(source, out / name)
     return ShardRecord(name, shard.bytes, shard.tensors, shard.samples)
 
 
@@ -158,8 +167,7 @@ def _part(store: Path, shard: ShardRecord, out: Path, number: int, samples: rang
 
 
 def _rejects(store: Path) -> str:
-    path = store / REJECTS_NAME
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    return "".join(dumps(reject) + "\n" for reject in read_rejects(store / REJECTS_NAME))
 
 
 def _finish(out: Path, contract: Contract, source: dict[str, object], records: Sequence[ShardRecord],

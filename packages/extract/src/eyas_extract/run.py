@@ -133,8 +133,8 @@ def stored_capture(config: RunConfig, spec: TargetSpec) -> tuple[CaptureSpec, st
     dtype = spec.dtype if config.dtype == "auto" else config.dtype
     names = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", "fp8": "F8_E4M3", "bfloat16": "BF16", "float16": "F16",
              "float32": "F32"}
-    faults = [f"{name} {value}" for name in ("max_length", "shard_tokens", "batch_tokens")
-              if (value := getattr(config, name)) < 2]
+    least = {"max_length": 2, "shard_tokens": 2, "batch_tokens": 2, "engines": 1, "tp": 1, "ahead": 1, "encoders": 0}
+    faults = [f"{name} {value}" for name, fewest in least.items() if (value := getattr(config, name)) < fewest]
     aux = config.aux_layers
     try:
         aux = aux or default_aux_layer_ids(spec.num_layers)
@@ -145,8 +145,8 @@ def stored_capture(config: RunConfig, spec: TargetSpec) -> tuple[CaptureSpec, st
     if dtype not in DTYPES:
         faults.append(f"weights of dtype {dtype}: name one with --dtype")
     if faults:
-        raise InvalidInput("settings", "; ".join(faults), "at least 2 tokens, and ascending layers within the target",
-                           "Correct the flags.")
+        raise InvalidInput("settings", "; ".join(faults), "at least 2 tokens, one engine, rank and shard ahead, and "
+                           "ascending layers within the target", "Correct the flags.")
     stored = names[dtype if config.store_dtype == "auto" else config.store_dtype]
     return CaptureSpec(tuple(aux), spec.hidden_size, "pre_norm", store_tensors(stored), config.max_length), dtype
 

@@ -39,8 +39,12 @@ class Server:
     """
 
     def __init__(self, url: str, timeout: float = 1800.0, api_key: str = "") -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # no such port, or half an IPv6 address
+            good = False
+        if not good:
             raise InvalidInput("server", repr(url), "a URL such as http://127.0.0.1:30000", "Correct it.")
         self.url, self.timeout, self.parts, self.api_key = url.rstrip("/"), timeout, parts, api_key
 
@@ -76,7 +80,11 @@ class Server:
         status, raw = self._send("POST", path, json.dumps(body).encode("ascii"), self.timeout)
         if status != 200:
             raise Refused(f"{self.url}{path}", status, raw[:500].decode("utf-8", "replace"))
-        return json.loads(raw)
+        try:
+            return json.loads(raw)
+        except ValueError as error:
+            raise ServerLost(f"{self.url}{path}", f"no JSON: {raw[:200].decode('utf-8', 'replace')!r}",
+                             "an answer in JSON", "See whether this is the server's URL.") from error
 
     def _send(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[int, bytes]:
         kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -21,6 +22,7 @@ from eyas_contract import (
     Contract,
     ContractMismatch,
     CorruptFile,
+    InvalidInput,
     Manifest,
     Mismatch,
     SampleRecord,
@@ -108,7 +110,7 @@ class StoreWriter:
         found = Manifest.load(self.folder)
         there = str(self.folder)
         mismatches = list(compare(Contract.load(self.folder), self.contract, there, "this run"))
-        old = read_json(self.folder / SOURCE_NAME, "the store's source settings, by eyas-extract")
+        old = read_source(self.folder)
         self._adopt(old)
         for key in sorted({*old, *self.source}):
             if old.get(key) != self.source.get(key):
@@ -121,7 +123,7 @@ class StoreWriter:
             raise ContractMismatch(tuple(mismatches), "continuing would mix two extractions in one store",
                                    "Give another --out, or run with the store's own input and settings.")
         self.manifest = dataclasses.replace(found, schema_version=self.manifest.schema_version)
-        for leftover in self.folder.glob(".shard-*.safetensors.tmp*"):
+        for leftover in self.folder.glob(".*shard-*.safetensors.tmp*"):  # two dots: of a shard without its bad samples
             leftover.unlink()
         if found.shards and not self.repairing:
             self.next_line = _place_of(self.folder / found.shards[-1].file)
@@ -168,11 +170,13 @@ class StoreWriter:
             sync_folder(self.folder)
         self._register(shards, [reject for each in ready for reject in each.rejects], ready[-1].next_line)
 
-    def replace(self, number: int, shard: ShardRecord) -> None:
-        """Record a shard that was made anew in the place of an old one."""
+    def replace(self, number: int, shard: ShardRecord, rejects: Sequence[Reject]) -> None:
+        """Record a shard that was made anew in the place of an old one, and those of its samples that are bad now."""
         shards = [*self.manifest.shards]
         shards[number] = shard
         with room_for(self.folder / MANIFEST_NAME):
+            if rejects:
+                self._save_rejects(sorted(dict.fromkeys([*self.rejects, *rejects]), key=lambda r: r.line))
             self._save_manifest(dataclasses.replace(self.manifest, shards=tuple(shards)))
 
     def metadata(self, next_line: int) -> dict[str, str]:
@@ -204,6 +208,15 @@ class StoreWriter:
         manifest.save(self.folder)
         sync_folder(self.folder)
         self.manifest = manifest
+
+
+def read_source(folder: Path) -> dict[str, Any]:
+    """What a store was made from. Raises InvalidInput where its `source.json` is missing or something else."""
+    wanted = "the store's source settings, by eyas-extract"
+    found = read_json(folder / SOURCE_NAME, wanted)
+    if not isinstance(found, dict):
+        raise InvalidInput(str(folder / SOURCE_NAME), f"a JSON {type(found).__name__}", wanted, "Restore the file.")
+    return found
 
 
 def _place_of(path: Path) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from eyas_contract import EngineFailure, SampleRecord, TensorRecord
+from eyas_extract.conversations import Reject
+from eyas_extract.mask import Sample
 from eyas_extract.protocol import Captor, RowsDone, read_rows, rows_file
 from eyas_extract.server import Refused, Server, ServerLost
 from eyas_extract.shard_file import ShardFile
@@ -40,6 +42,10 @@ class Filled:
     records: tuple[TensorRecord, ...]
     samples: list[SampleRecord]
     bad: dict[int, str]
+
+    def rejects(self, samples: Sequence[Sample]) -> list[Reject]:
+        """Those left out of the shard's samples, by line."""
+        return [Reject(samples[i].line, samples[i].id, why) for i, why in sorted(self.bad.items())]
 
 
 @dataclass

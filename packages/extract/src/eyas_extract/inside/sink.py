@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eyas_contract import CorruptFile
 from eyas_contract.safetensors_header import read_header
 from eyas_extract.protocol import Mark, RowsDone, rows_file
 
@@ -164,7 +165,10 @@ class Sink:
         path = Path(name)
         if self.root not in path.resolve().parents or not path.is_file():
             return None  # nothing laid out there: whoever asked, asked for it elsewhere, or has given up
-        found = read_header(path).tensors
+        try:
+            found = read_header(path).tensors
+        except (CorruptFile, FileNotFoundError):  # given up in this very moment, or no shard at all
+            return None
         tensors = {t.name: (t.start, (t.end - t.start) // t.shape[0]) for t in found.values() if t.shape[0] > 0}
         rows = found["last_hidden_state"].shape[0]
         shard = Shard(name, self.opened, os.open(path, os.O_WRONLY),

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -112,6 +112,8 @@ class Writer:
         except (EOFError, ConnectionResetError):
             for each in self.queues:
                 each.put(None)
+        except BaseException:
+            _end()  # else the other threads would keep the process, and the rank waiting for a free slot
 
     def _dispatch(self, slot: Slot, used: int, captor: bytes, pieces: Sequence[tuple[Any, ...]]) -> None:
         """Note what comes, in order, and hand each file's parts to its thread."""
@@ -138,8 +140,7 @@ class Writer:
                 if last:
                     self._free(slot)
         except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)  # the rank finds the socket closed, and ends the engine
+            _end()
 
     def _free(self, slot: Slot) -> None:
         with self.lock, contextlib.suppress(OSError):  # where the rank is gone, what it sent is written all the same
@@ -156,6 +157,12 @@ class Writer:
                              for name, value in zip(self.names, most.tolist(), strict=True)
                              if value == 0 or not np.isfinite(value)}
         return result
+
+
+def _end() -> NoReturn:
+    """End the process with the error that is being handled: the rank finds the socket closed, and ends the engine."""
+    sys.excepthook(*sys.exc_info())
+    os._exit(1)
 
 
 if __name__ == "__main__":
