@@ -14,16 +14,22 @@ import pytest
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve.client import Client
 
-EVENTS: list[dict[str, Any]] = []
+EVENTS: list[Any] = []
+PAGE = [b""]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Streams EVENTS, or gives the last one whole."""
+    """Streams EVENTS, or gives the last one whole; PAGE for whatever is looked at."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in EVENTS) + b"data: [DONE]\n\n"
-        data = data if body.get("stream") else json.dumps(EVENTS[-1]).encode()
+        self.answer(data if body.get("stream") else json.dumps(EVENTS[-1]).encode())
+
+    def do_GET(self) -> None:
+        self.answer(PAGE[0])
+
+    def answer(self, data: bytes) -> None:
         self.send_response(200)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
@@ -67,6 +73,21 @@ def test_a_stream_of_increments_is_refused(client: Client) -> None:
     EVENTS[:] = [event([1, 2], 2, None), event([3], 3, {"type": "length"})]
     with pytest.raises(EngineFailure, match=r"1 of an answer's 3 tokens.*--incremental-streaming-output"):
         client.stream([5], 8)
+
+
+@pytest.mark.parametrize("page", [b"<html>Welcome</html>", b"[1]", b"\xff"])
+def test_another_kind_of_server_is_named(client: Client, page: bytes) -> None:
+    PAGE[0], EVENTS[:] = page, [[1]]
+    with pytest.raises(EngineFailure, match="no JSON object for /server_info"):
+        client.info()
+    assert client.room is None
+    with pytest.raises(EngineFailure, match="no JSON object for /generate"):
+        client.generate([5], 8)
+
+
+def test_no_url_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="http://localhost:3000x"):
+        Client("http://localhost:3000x")
 
 
 def test_a_key_is_never_shown() -> None:

@@ -94,6 +94,14 @@ def test_the_check_sees_what_is_wrong(tmp_path: Path) -> None:
     assert look["needed"] > look["width"]
 
 
+def test_a_comparison_names_the_settings_that_differ() -> None:
+    other = report()
+    other["against"]["settings"] = ["steps 3, before 5", "dtype <auto>, before float32"]
+    text = page(other)
+    assert "Other settings: steps 3, before 5." in text
+    assert "dtype &lt;auto&gt;, before float32" in text
+
+
 @pytest.mark.parametrize("most", [0.0, 1e-9, 0.0012, 0.3, 0.95, 1.0, 1.76, 9.6, 57.0, 13370.0])
 def test_the_top_of_an_axis_is_near_above(most: float) -> None:
     assert most < top(most) <= max(1.6 * most, 1.0)

@@ -96,6 +96,14 @@ def test_bad_prompts_are_all_named(tiny_target: Path, tmp_path: Path) -> None:
         load_prompts(file, tmp_path)
 
 
+def test_half_of_a_character_is_named_by_its_line(tiny_target: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "a"}]}\n'
+                    '{"messages": [{"role": "user", "content": "cut \\ud83d"}]}\n')
+    with pytest.raises(InvalidInput, match=r"line 2: .*surrogates not allowed"):
+        load_prompts(file, tiny_target)
+
+
 def test_an_interpreter_is_run_from_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def python(folder: Path) -> Path:
         (folder / "real").mkdir(parents=True)
@@ -154,6 +162,17 @@ def test_the_log_is_read_to_its_end_through_a_flood(tmp_path: Path, monkeypatch:
     reader = LogReader(path)
     reader.finish()
     assert [(found.rank, found.error) for found in reader.exceptions] == [("tp3-pp0-dp0", "ValueError: the last word")]
+
+
+def test_a_setting_in_the_log_is_no_cause(tmp_path: Path) -> None:
+    """SGLang logs its settings first; an engine killed soon after has said nothing else."""
+    setting = "[2026-01-01 00:00:00] server_args=ServerArgs(model_path='/m', trust_remote_code=True, device='cuda')\n"
+    (tmp_path / "log").write_text(setting + "[2026-01-01 00:00:00] Loaded plugin eyas_serve\n")
+    assert explain(last_words(tmp_path / "log")) is None
+    asked = explain("ValueError: The repository /m contains custom code which must be executed to correctly load the "
+                    "model.\nPlease pass the argument `trust_remote_code=True` to allow custom code to be run.")
+    assert asked is not None
+    assert asked.name == "remote_code"
 
 
 def test_a_flag_that_the_engine_does_not_know_is_its_last_word(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def test_flags_and_launch_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert {f["code"] for f in flagged["findings"] if f["severity"] == "error"} == {"algorithm", "backend-gpu"}
 
 
+def test_a_launch_file_of_another_encoding(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    launch = tmp_path / "launch.txt"
+    launch.write_bytes("python3 -m sglang.launch_server --context-length 9000 # für alle\n".encode("latin-1"))
+    found = as_json(run("preflight", pair[0], "--target", pair[1], "--engine-version", "0.5.20", "--json", "--launch",
+                        launch))
+    assert "positions-short" in {finding["code"] for finding in found["findings"]}
+
+
 def test_vllm_and_an_unknown_version(pair: tuple[Path, Path]) -> None:
     found = as_json(run("preflight", pair[0], "--target", pair[1], "--engine", "vllm", "--engine-version", "9.9.9",
                         "--json"))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -142,6 +143,17 @@ def test_metrics_of_two_replicas() -> None:
         parse("python_info 1", 0.0)
 
 
+def test_shares_of_priorities_are_not_counted_beside_the_whole() -> None:
+    """As SGLang gives them with --enable-priority-scheduling."""
+    lines = [f'sglang:num_{kind}_reqs{{engine_type="unified",model_name="m",priority="{priority}"}} {value}'
+             for kind, values in (("running", (3.0, 1.0, 2.0)), ("queue", (5.0, 5.0, 0.0)))
+             for priority, value in zip(("", "0", "-1"), values, strict=True)]
+    lines += [f'sglang:generation_tokens_total{{model_name="m",priority="{priority}",is_streaming="true"}} {tokens}'
+              for priority, tokens in (("0", 10.0), ("-1", 5.0))]  # counted request by request: there is no whole
+    look = parse("\n".join(lines), 0.0)
+    assert (look.running, look.queued, look.tokens) == (3.0, 5.0, 15.0)
+
+
 def test_a_restart_is_no_negative_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(as_json: bool) -> list[str]:
         said: list[str] = []
@@ -160,6 +172,34 @@ def test_a_restart_is_no_negative_speed(monkeypatch: pytest.MonkeyPatch) -> None
     assert restart.startswith("RESTART")
     assert "20.0 tokens/s" in third
     assert interval(Look(0, 9, 4, None, 0, 0, 0), Look(1, 3, 1, None, 0, 0, 0)) == (None, None)
+
+
+def test_a_server_may_be_gone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that restarts answers nothing for minutes; one that never answered is an error at once."""
+    gone = "Connection refused"
+
+    def told(answers: str, **settings: Any) -> tuple[int, list[dict[str, Any]]]:
+        said, numbered = list[str](), enumerate(answers)
+
+        def look(client: object) -> Look:
+            i, answer = next(numbered)
+            if answer == "-":
+                raise EngineFailure("http://nowhere", gone, "metrics", "Start it.")
+            return Look(float(i), 10.0 * i, 5.0 * i, 2.0, 0, 0, 0)
+
+        monkeypatch.setattr("eyas_serve.watch.look", look)
+        config = WatchConfig("http://nowhere", every=0, looks=len(answers) - 1, patience=2, **settings)
+        return watch(config, said.append, True), [json.loads(line) for line in said]
+
+    code, rows = told("+-+--+")
+    assert code == 0
+    assert [row["down"] for row in rows] == [gone, None, gone, gone, None]
+    assert [row["alarm"] for row in rows] == [False, False, False, True, False]
+    assert [row["tokens_per_second"] for row in rows] == [None, 10.0, None, None, 10.0]
+    code, rows = told("+---", stop_on_alarm=True)
+    assert (code, len(rows)) == (3, 2)
+    with pytest.raises(EngineFailure):
+        told("-+")
 
 
 def test_alarm_needs_patience_and_traffic() -> None:

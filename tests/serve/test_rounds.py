@@ -37,3 +37,11 @@ def test_no_rounds_are_refused(tmp_path: Path, content: str) -> None:
     meta.write_text('{"completion_tokens": 0}')
     with pytest.raises(InvalidInput, match="completion_tokens"):
         read_rounds(ReadRoundsConfig(path, meta))
+
+
+@pytest.mark.parametrize("steps", ['"three"', "[1]", "1e400", "-1", "100000000"])
+def test_steps_that_are_no_number_of_them_are_refused(tmp_path: Path, steps: str) -> None:
+    path = tmp_path / "rounds.json"
+    path.write_text(f'{{"accepted_draft_tokens_per_round": [1, 2], "num_steps": {steps}}}')
+    with pytest.raises(InvalidInput, match="num_steps"):
+        read_rounds(ReadRoundsConfig(path))

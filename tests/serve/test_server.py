@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from leftovers import orphans
@@ -20,7 +21,9 @@ from leftovers import orphans
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import ServeConfig, Server
 from eyas_serve import client as client_module
+from eyas_serve.child import Child
 from eyas_serve.client import Client
+from eyas_serve.events import Event
 from eyas_serve.proof import QUESTIONS
 
 Scenario = Callable[..., ServeConfig]
@@ -123,6 +126,61 @@ def test_a_taken_port_is_refused_before_start(scenario: Scenario, tmp_path: Path
         taken.listen()
         assert "cannot be listened on" in failure(scenario("ok", port=taken.getsockname()[1]))
     assert not (tmp_path / "run").exists()
+
+
+def test_an_engine_whose_keeper_could_not_be_told_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's exception, or a dead keeper, between the engine's start and the keeper's knowing of it."""
+    begun, real = list[subprocess.Popen[bytes]](), subprocess.Popen
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        begun.append(real(*args, **kwargs))
+        if len(begun) == 3:
+            assert begun[0].stdin is not None
+            begun[0].stdin.close()
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(ValueError, match="closed file"):
+        Child(["sleep", "60"], {**os.environ, "EYAS_STATUS_DIR": str(tmp_path)}, tmp_path / "log")
+    assert begun[2].returncode == -signal.SIGKILL
+    begun[1].wait(10)
+
+
+def test_another_server_that_takes_the_port_meanwhile_is_not_taken_for_ours(scenario: Scenario, tmp_path: Path) -> None:
+    """As of two launches within one loading time: each has found the port free."""
+    others = list[subprocess.Popen[bytes]]()
+
+    def listen(event: Event) -> None:
+        if event.kind == "start":
+            (tmp_path / "health").write_text("")
+            port = event.facts["url"].rpartition(":")[2]
+            others.append(subprocess.Popen([sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1",
+                                            "--directory", str(tmp_path)], stderr=subprocess.DEVNULL))
+
+    try:
+        with pytest.raises(EngineFailure, match="answers there, which is not this engine's") as caught:
+            Server(scenario("slow"), listen=listen).start()
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert f"process {others[0].pid}" in str(caught.value)
+
+
+def test_a_run_folder_that_cannot_be_is_refused(scenario: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"cannot be made.*--run-dir"):
+        Server(scenario("ok", run_dir=tmp_path / "file")).start()
+
+
+def test_a_start_that_fails_early_leaves_no_key_and_no_lock(scenario: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("pass\u00e9-word-1234")
+    server = Server(scenario("ok", api_key_file=tmp_path / "key"))  # kept, and with it whatever it still holds
+    with pytest.raises(InvalidInput, match="letters beyond ASCII"):
+        server.start()
+    assert not (tmp_path / "run" / "engine-key.yaml").exists()
+    with Server(scenario("ok")):
+        pass
 
 
 def test_invented_acceptance_is_refused(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,9 @@ class Child:
         except BaseException:
             self.keeper.stdin.close()
             self.keeper.wait()
+            if hasattr(self, "process"):  # begun, while the keeper knows nothing of it: no one else would end it
+                self.process.kill()
+                self.process.wait()
             raise
         self.pid = self.process.pid
 
@@ -62,6 +65,17 @@ class Child:
             except psutil.Error:
                 continue
         return [process for process in found.values() if _alive(process)]
+
+    def strangers(self, port: int) -> list[int]:
+        """Processes that listen on a port, where none of these is ours; empty where that cannot be seen."""
+        try:
+            seen = psutil.net_connections("tcp")
+        except (psutil.Error, OSError):
+            return []
+        holders = {connection.pid for connection in seen
+                   if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port}
+        ours = {process.pid for process in self.members()}
+        return [] if None in holders or holders & ours else sorted(holders)
 
     def stop(self, grace: float = 5.0) -> None:
         """End the whole tree: SIGTERM, up to `grace` seconds, then SIGKILL until nothing is left."""

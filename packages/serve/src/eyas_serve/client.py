@@ -45,7 +45,7 @@ class Client:
             request in flight may not notice before its timeout.
 
     Raises:
-        InvalidInput: a key that no HTTP header can hold.
+        InvalidInput: a key that no HTTP header can hold, or no URL.
     """
 
     def __init__(self, url: str, timeout: float = 600.0, api_key: str = "",
@@ -55,9 +55,13 @@ class Client:
             raise InvalidInput("API key", "spaces within it, or letters beyond ASCII", "one word, by HTTP",
                                "Check the file or the variable that holds it.")
         # Explicit transport: proxies of the environment have no business with a server on this machine.
-        self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=httpx.HTTPTransport(
-            limits=httpx.Limits(max_connections=None)),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None)
+        try:
+            self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=httpx.HTTPTransport(
+                limits=httpx.Limits(max_connections=None)),
+                headers={"Authorization": f"Bearer {api_key}"} if api_key else None)
+        except httpx.InvalidURL as error:
+            raise InvalidInput(url, str(error), "a server's address, e.g. http://127.0.0.1:30000",
+                               "Correct the URL.") from error
 
     def close(self) -> None:
         """Close the connections.
@@ -81,7 +85,7 @@ class Client:
         for path in ("/server_info", "/get_server_info"):
             response = self._send("GET", path)
             if response.status_code == 200:
-                return dict(response.json())
+                return self._plain(response)
         raise EngineFailure(self.url, f"HTTP {response.status_code} for {path}", "an SGLang server", "Check the URL.")
 
     @cached_property
@@ -116,7 +120,7 @@ class Client:
         if response.status_code != 200:
             raise EngineFailure(self.url, f"HTTP {response.status_code}: {response.text[:500]}",
                                 f"an answer to a prompt of {len(input_ids)} tokens", "See the server's log.")
-        return self._answer(response.json(), time.perf_counter() - start, None)
+        return self._answer(self._plain(response), time.perf_counter() - start, None)
 
     def stream(self, input_ids: list[int], max_new_tokens: int) -> Generation:
         """As `generate`, streamed, to know when the first token came; only the last event is parsed.
@@ -145,6 +149,17 @@ class Client:
             raise EngineFailure(self.url, f"a stream that ended early: {last[:200]!r}", "a whole answer",
                                 "See the server's log.")
         return self._answer(plain, seconds, first)
+
+    def _plain(self, response: httpx.Response) -> dict[str, Any]:
+        """An answer's JSON object; what else answers is another kind of server, or a page of one in between."""
+        try:
+            plain = response.json()
+        except ValueError:
+            plain = None
+        if not isinstance(plain, dict):
+            raise EngineFailure(self.url, f"no JSON object for {response.url.path}, but {response.content[:200]!r}",
+                                "an SGLang server", "Check the URL.")
+        return plain
 
     def _answer(self, plain: dict[str, Any], seconds: float, first: float | None) -> Generation:
         """SGLang's answer as ours. An aborted one is none, though it comes with status 200 where it is streamed."""

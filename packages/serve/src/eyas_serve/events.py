@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,10 @@ def as_json(say: Callable[[str], None]) -> Listener:
 
 
 def into_file(path: Path) -> Listener:
-    """A listener that appends to a file of JSON lines."""
+    """A listener that appends to a file of JSON lines. A full disk, perhaps of the engine's logs, loses them: it must
+    not end a server, nor hide why one ended."""
     def write(line: str) -> None:
-        with path.open("a", encoding="utf-8") as sink:
+        with suppress(OSError), path.open("a", encoding="utf-8") as sink:
             sink.write(line + "\n")
 
     return as_json(write)

@@ -91,7 +91,7 @@ _CAUSES: tuple[tuple[str, Cause | Callable[[str, str], Cause]], ...] = (
          "unsupported_backend", "this attention backend does not serve this GPU, model or tree",
          "Name another one: --extra '--attention-backend triton' (trees on any GPU), flashinfer (not MLA trees) or fa3 "
          "(SM80 to SM90).")),
-    (r"trust_remote_code", Cause(
+    (r"`trust_remote_code=True`", Cause(  # in quotes, as transformers asks for it: SGLang logs the setting itself
         "remote_code", "the model brings code of its own", "Read that code; then start with --trust-remote-code.")),
     (r"driver version is insufficient|no CUDA-capable device|Found no NVIDIA driver|invalid device ordinal", Cause(
         "no_gpu", "the GPUs asked for are not there for this CUDA", "Compare `nvidia-smi` and CUDA_VISIBLE_DEVICES "

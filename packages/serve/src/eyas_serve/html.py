@@ -157,7 +157,8 @@ def _against(against: dict[str, Any] | None) -> str:
     rows = [[row["arm"], str(row["concurrency"]), row["data_set"],
              *("" if length is None else f"{length:.3f}" for length in row["acceptance_length"]), row["acceptance"],
              "" if row["speed_ratio"] is None else f"{row['speed_ratio']:.3f}"] for row in against["rows"]]
-    return f"<h2>Against {html.escape(against['report'])}</h2>{_table(head, rows)}"
+    other = "".join(f"<p>Other settings: {html.escape(words)}.</p>" for words in against.get("settings", []))
+    return f"<h2>Against {html.escape(against['report'])}</h2>{other}{_table(head, rows)}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

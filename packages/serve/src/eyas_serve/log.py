@@ -29,23 +29,30 @@ _KEYS = (b"Load weight", b"oading", b"KV Cache", b"Captur", b"startup complete",
          b"Traceback", b"Failed to")  # whatever `_see` looks for has one of these
 _KEY = re.compile(b"|".join(map(re.escape, _KEYS)))
 CHUNK = 1 << 24
-BLOCK = 80  # lines of an exception that are kept
+BLOCK = 80  # lines beside its frames, after which an exception's own line is no longer waited for
 
 
 @dataclass
 class RankException:
     """An exception in the log. `rank` is e.g. `tp5-pp0-dp0`, or empty where the line's prefix names none; `ends` where
-    SGLang says that it ended a rank."""
+    SGLang says that it ended a rank; `lines` its own and what follows, without the trace; `others` how many lines were
+    no frame of it."""
 
     rank: str
     ends: bool = False
     lines: list[str] = field(default_factory=list)
+    others: int = 0
 
     @property
     def error(self) -> str:
-        """Its own line or lines, without the trace."""
-        at = next((i for i, line in enumerate(self.lines) if _ERROR_LINE.match(line)), None)
-        return "" if at is None else _message(self.lines[at:])
+        """Its own line or lines."""
+        return _message(self.lines)
+
+    def take(self, line: str) -> None:
+        """The next line: a frame, of which a compiler's trace has hundreds, or another."""
+        self.others += not line.startswith("  ")
+        if self.lines or _ERROR_LINE.match(line):
+            self.lines.append(line)
 
 
 class LogReader:
@@ -97,11 +104,13 @@ class LogReader:
             self.poll()
 
     def _read(self) -> bytes:
-        if not self.path.exists() and newest(self.path) == self._number:
-            return b""
         rotated = Path(f"{self.path}.{self._number + 1}")
         source = rotated if rotated.exists() else self.path
-        with source.open("rb") as file:
+        try:
+            file = source.open("rb")
+        except FileNotFoundError:  # not begun yet, or put aside since the line before
+            return b""
+        with file:
             if source is self.path and rotated.exists():
                 return b""  # put aside just now: perhaps this is the next file already
             file.seek(self.size)
@@ -127,11 +136,11 @@ class LogReader:
             self._open = RankException(rank_of(f"{speaker[1]} " if speaker else line), "hit an exception" in line)
             self.exceptions.append(self._open)
         elif self._open is not None:
-            ended = bool(self._open.error) and (not line.strip() or line.startswith("["))
-            if ended or len(self._open.lines) >= BLOCK:
+            ended = bool(self._open.lines) and (not line.strip() or line.startswith("["))
+            if ended or self._open.others >= BLOCK:
                 self._open = None
             else:
-                self._open.lines.append(line)
+                self._open.take(line)
 
     def _novel(self, lines: list[bytes]) -> bool:
         new = False

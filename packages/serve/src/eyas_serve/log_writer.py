@@ -7,6 +7,7 @@ A full disk loses lines, and says how many bytes once it can, but never ends the
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -66,14 +67,21 @@ class Writer:
         self.lost = 0
 
     def _rotate(self) -> None:
-        self.number += 1
+        self.size = 0  # where it fails, it is tried again a whole file later
+        fresh = Path(f"{self.path}.next")
         try:
-            self.path.rename(f"{self.path}.{self.number}")
-            self.file.close()
-            self.file = self.path.open("ab", buffering=0)
-            self.size = 0
+            file = fresh.open("ab", buffering=0)  # first what a full disk refuses: until then the old one is written to
+            self.path.rename(f"{self.path}.{self.number + 1}")
+            fresh.rename(self.path)
         except OSError:
-            self.size = 0  # try again a whole file later
+            return
+        self.file.close()
+        self.file, self.number = file, self.number + 1
+
+
+def spellings(word: str) -> list[bytes]:
+    """A word as it stands in a log, as Python shows it (SGLang logs its settings so) and as JSON does."""
+    return [text.encode() for text in dict.fromkeys((word, repr(word)[1:-1], json.dumps(word)[1:-1]))]
 
 
 def hide(data: bytes, words: list[bytes]) -> bytes:
@@ -84,14 +92,15 @@ def hide(data: bytes, words: list[bytes]) -> bytes:
 
 
 def pump(source: int, writer: Writer, words: list[bytes]) -> None:
-    """Until the end of `source`. With words to hide, only whole lines are passed on, so that none is cut in two."""
+    """Until the end of `source`. With words to hide, only whole lines are passed on, so that none is cut in two; a
+    progress bar's end with a carriage return."""
     kept = b""
     while data := os.read(source, CHUNK):
         if not words:
             writer.write(data)
             continue
         kept = hide(kept + data, words)
-        end = kept.rfind(b"\n") + 1
+        end = max(kept.rfind(b"\n"), kept.rfind(b"\r")) + 1
         if end:
             writer.write(kept[:end])
             kept = kept[end:]
@@ -103,7 +112,7 @@ def main() -> None:
     """The engine's end closes the pipe and ends this process; signals for the launcher's group do not."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    words = [word for word in os.environ.pop(HIDE, "").encode().split(b"\n") if word]
+    words = [text for word in os.environ.pop(HIDE, "").split("\n") if word for text in spellings(word)]
     pump(sys.stdin.fileno(), Writer(Path(sys.argv[1]), int(sys.argv[2])), words)
 
 

@@ -86,4 +86,4 @@ def _installed(engine: str) -> str | None:
 def _read(path: Path) -> str:
     if not path.is_file() or path.stat().st_size > 1_000_000:
         raise InvalidInput(str(path), "no such file, or too large", "a launch command", "Check --launch.")
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -79,7 +79,10 @@ def dump_stacks(tool: str | None, pids: dict[str, int], out: Path) -> str:
             process.communicate()
             text = f"py-spy did not answer within {DUMP_SECONDS:.0f} s"
         parts.append(f"== {name} ({pids[name]})\n{text}")
-    out.write_text("\n".join(parts), encoding="utf-8")
+    try:
+        out.write_text("\n".join(parts), encoding="utf-8")
+    except OSError as error:
+        return f"no stacks: {out} cannot be written ({error.strerror})"
     return f"stacks: {out}"
 
 

@@ -147,6 +147,7 @@ def _messages(row: Any) -> list[dict[str, str]]:
         content = turn.get("content", turn.get("value")) if isinstance(turn, dict) else None
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError("a turn without a role or text")
+        content.encode()  # scraped texts hold halves of a character; of these tokenizers' own complaint tells nothing
         messages.append({"role": ROLES.get(role, role), "content": content})
     while messages and messages[-1]["role"] != "user":
         messages.pop()

@@ -38,8 +38,11 @@ def read_rounds(config: ReadRoundsConfig) -> dict[str, dict[str, Any]]:
     if not isinstance(rounds, list) or not rounds or not all(type(n) is int and 0 <= n <= 1000 for n in rounds):
         raise InvalidInput(str(config.rounds), f"no {KEY}", "a list of numbers of accepted draft tokens, one a round",
                            "Write the rounds of one or more requests, in any order.")
-    counts = Counter(rounds)
-    steps = max(max(rounds), int(plain.get("num_steps") or 0) if isinstance(plain, dict) else 0)
+    counts, steps = Counter(rounds), (plain.get("num_steps") or 0) if isinstance(plain, dict) else 0
+    if type(steps) is not int or not 0 <= steps <= 1000:
+        raise InvalidInput(str(config.rounds), f"num_steps {steps!r}", "the number of draft steps, or nothing",
+                           "Correct it, or leave it out.")
+    steps = max(max(rounds), steps)
     seen = Acceptance(tuple(counts[k] for k in range(steps + 1)))
     numbers: dict[str, tuple[Any, str]] = {
         "acceptance_length": (seen.length, "tokens a round, the target's bonus token counted: 1 + accepted / rounds, "

@@ -14,7 +14,7 @@ from typing import Any
 from eyas_contract import EngineFailure
 from eyas_contract.checkpoint_files import weight_sizes
 from eyas_contract.commands import duration, save_config
-from eyas_contract.outputs import lock
+from eyas_contract.outputs import lock, require_place
 from eyas_serve import processes, proof
 from eyas_serve.api_key import read_key, write_engine_config
 from eyas_serve.before_start import check_draft, choose_port, cores, network_remarks
@@ -80,24 +80,10 @@ class Server:
         self.engine, key = find_interpreter(config.engine_python, config.device), read_key(config)
         port = choose_port(config.host, config.port)
         remarks = [*network_remarks(config, key), *check_draft(config, self.engine.sglang)]
-        environment = engine_environment(config, Path(), cores())
-        self._prepare_run_dir()
-        for remark in remarks:
-            self.tell("remark", remark)
-        environment = engine_environment(config, self.status_dir, cores())
-        command = [str(self.engine.python), "-m", MODULE, *engine_arguments(config, port)]
-        if key:
-            self._key_file = write_engine_config(key, self.run_dir)
-            command += ["--config", str(self._key_file)]
-        write_record(self.run_dir, command, environment, config.environment, self.engine)
-        self.url = f"http://{_reachable(config.host)}:{port}"
-        self.tell("start", f"SGLang {self.engine.sglang} on {config.host}:{port}, log {self.log}", url=self.url,
-                  log=str(self.log), command=command)
-        self.client = Client(self.url, api_key=key, look=self.look)
-        self.started, self._oom_kills = time.monotonic(), processes.oom_kills()
+        engine_environment(config, Path(), cores())  # refused, where it is, before anything is written
         atexit.register(self.stop)  # a signal between the end of this method and the caller's `with` body
         try:
-            self.child = Child(command, environment, self.log, config.log_rotate_mb << 20, [key] if key else [])
+            self._begin(self.engine, port, key, remarks)
             self._wait()
             self._prove()
             self._forget_key_file()
@@ -107,6 +93,25 @@ class Server:
                 self.tell("failed", found=error.found, remedy=error.remedy)
             raise
         return self
+
+    def _begin(self, engine: Interpreter, port: int, key: str, remarks: list[str]) -> None:
+        """Write down what is started, and start it."""
+        config = self.config
+        self._prepare_run_dir()
+        for remark in remarks:
+            self.tell("remark", remark)
+        environment = engine_environment(config, self.status_dir, cores())
+        command = [str(engine.python), "-m", MODULE, *engine_arguments(config, port)]
+        if key:
+            self._key_file = write_engine_config(key, self.run_dir)
+            command += ["--config", str(self._key_file)]
+        write_record(self.run_dir, command, environment, config.environment, engine)
+        self.url, self.port = f"http://{_reachable(config.host)}:{port}", port
+        self.tell("start", f"SGLang {engine.sglang} on {config.host}:{port}, log {self.log}", url=self.url,
+                  log=str(self.log), command=command)
+        self.client = Client(self.url, api_key=key, look=self.look)
+        self.started, self._oom_kills = time.monotonic(), processes.oom_kills()
+        self.child = Child(command, environment, self.log, config.log_rotate_mb << 20, [key] if key else [])
 
     def tell(self, kind: str, text: str = "", fleeting: bool = False, **facts: Any) -> None:
         """An event for everyone who listens."""
@@ -145,7 +150,7 @@ class Server:
     def _prepare_run_dir(self) -> None:
         self.run_dir = self.config.run_dir or Path(tempfile.mkdtemp(prefix="eyas-serve-"))
         self.log, self.status_dir = self.run_dir / "server.log", self.run_dir / "ranks"
-        self.status_dir.mkdir(parents=True, exist_ok=True)
+        require_place(self.status_dir / "rank", "a folder for the server's log and records, by --run-dir")
         self._lock = lock(self.run_dir)  # a second server would take the first one's ranks and log for old ones
         put_aside(self.log)
         for old in self.status_dir.iterdir():
@@ -175,6 +180,10 @@ class Server:
             self._check_stall()
             if self.client.healthy():
                 self.look()
+                if others := self.child.strangers(self.port):  # begun while ours was loading, say by a second launch
+                    raise self._failure(f"process {others[0]} answers there, which is not this engine's, in "
+                                        f"{self.progress.phase()}", "the port free until the engine listens on it",
+                                        "Stop the other server, or choose another --port.")
                 if self.progress.all_ready():
                     for remark in self.progress.remarks():
                         self.tell("remark", f"guard, report only: {remark}")

@@ -16,7 +16,9 @@ from eyas_serve.client import Client
 
 API_KEY = "EYAS_API_KEY"
 ALARM = 3
-_LINE = re.compile(r"^(sglang[:_][\w:]+)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+_LINE = re.compile(r"^(sglang[:_][\w:]+)(\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+# With priorities SGLang gives of these each one's share beside the whole; counters it gives by priority alone.
+_SHARE = re.compile(r'sglang[:_]num_(?:running|queue)_reqs\{(?:.*,)?priority="[^"]')
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class WatchConfig:
     floor: float = 1.2
     """Alarm where the acceptance length stays below this: chat template, tokenizer or prompts have drifted."""
     patience: int = 3
-    """So many looks in a row, with traffic, make an alarm."""
+    """So many looks in a row, with traffic and below the floor, or without an answer, make an alarm."""
     looks: int = 0
     """End after so many; 0 goes on."""
     stop_on_alarm: bool = False
@@ -53,8 +55,9 @@ class Look:
 def parse(text: str, now: float) -> Look:
     """Prometheus text -> a Look. Raises EngineFailure where it is no SGLang's."""
     values: dict[str, list[float]] = {}
-    for name, value in _LINE.findall(text):
-        values.setdefault(name.replace("sglang_", "sglang:"), []).append(float(value))
+    for name, labels, value in _LINE.findall(text):
+        if not _SHARE.match(name + labels):
+            values.setdefault(name.replace("sglang_", "sglang:"), []).append(float(value))
 
     def total(name: str) -> float:
         return sum(values.get(f"sglang:{name}", []))
@@ -102,40 +105,62 @@ def interval(before: Look, now: Look) -> tuple[float | None, float | None]:
 
 
 def watch(config: WatchConfig, say: Callable[[str], None], as_json: bool) -> int:
-    """Until interrupted, `looks` are done or an alarm stops it. Raises EngineFailure where no metrics come."""
+    """Until interrupted, `looks` are done or an alarm stops it. A server that answered once may be gone for a while.
+
+    Raises:
+        EngineFailure: no metrics at the first look.
+    """
     client = Client(config.url, timeout=10, api_key=os.environ.get(API_KEY, ""))
     alarm = Alarm(config.floor, config.patience)
-    before, seen = look(client), 0
+    before, seen, missed = look(client), 0, 0
     while True:
         time.sleep(config.every)
-        now = look(client)
-        anew, (rate, length) = restarted(before, now), interval(before, now)
-        if anew:
-            alarm.low = 0  # what was low was another run of the server
-        rang, before, seen = alarm.look(length, bool(rate)), now, seen + 1
-        if as_json:
-            say(json.dumps({"time": time.time(), "tokens_per_second": rate, "acceptance_length": length,
-                            "running": now.running, "queued": now.queued, "kv_usage": now.cache, "alarm": rang,
-                            "restarted": anew}))
+        seen += 1
+        try:
+            now, missed = look(client), 0
+        except EngineFailure as error:
+            missed, alarm.low = missed + 1, 0
+            rang = missed >= config.patience
+            _say_missed(say, as_json, error, missed, rang)
         else:
-            _say_look(say, now, rate, length)
-            if anew:
-                say("RESTART: the server's counters went back: it was started anew since the look before. When is "
-                    "unknown, so this look has no tokens/s.")
-            if rang:
-                say(f"ALARM: acceptance length {length:.2f} below {config.floor:.2f} for {alarm.low} looks: have the "
-                    "chat template, the tokenizer, the target or the prompts changed? `eyas-serve probe` says whether "
-                    "the draft is well.")
+            rang = _say_look(say, as_json, before, now, alarm)
+            before = now
         if rang and config.stop_on_alarm:
             return ALARM
         if config.looks and seen >= config.looks:
             return 0
 
 
-def _say_look(say: Callable[[str], None], now: Look, rate: float | None, length: float | None) -> None:
+def _say_missed(say: Callable[[str], None], as_json: bool, error: EngineFailure, missed: int, rang: bool) -> None:
+    if as_json:
+        say(json.dumps({"time": time.time(), "tokens_per_second": None, "acceptance_length": None, "running": None,
+                        "queued": None, "kv_usage": None, "alarm": rang, "restarted": False, "down": error.found}))
+    else:
+        say(f"{'ALARM' if rang else 'DOWN'}: no metrics at {missed} look{'s' * (missed > 1)} in a row: {error.found}")
+
+
+def _say_look(say: Callable[[str], None], as_json: bool, before: Look, now: Look, alarm: Alarm) -> bool:
+    """Whether the alarm rang."""
+    anew, (rate, length) = restarted(before, now), interval(before, now)
+    if anew:
+        alarm.low = 0  # what was low was another run of the server
+    rang = alarm.look(length, bool(rate))
+    if as_json:
+        say(json.dumps({"time": time.time(), "tokens_per_second": rate, "acceptance_length": length,
+                        "running": now.running, "queued": now.queued, "kv_usage": now.cache, "alarm": rang,
+                        "restarted": anew, "down": None}))
+        return rang
     speed, shown = "-" if rate is None else f"{rate:.1f}", "-" if length is None else f"{length:.2f}"
     say(f"{time.strftime('%H:%M:%S')}  {speed:>9} tokens/s  acceptance length {shown:>5}  {now.running:.0f} "
         f"running, {now.queued:.0f} queued, KV cache {100 * now.cache:.0f} % full")
+    if anew:
+        say("RESTART: the server's counters went back: it was started anew since the look before. When is unknown, so "
+            "this look has no tokens/s.")
+    if rang:
+        say(f"ALARM: acceptance length {length:.2f} below {alarm.floor:.2f} for {alarm.low} looks: have the chat "
+            "template, the tokenizer, the target or the prompts changed? `eyas-serve probe` says whether the draft is "
+            "well.")
+    return rang
 
 
 def look(client: Client) -> Look:
