@@ -7,7 +7,7 @@ from pathlib import Path
 
 import drafts
 import pytest
-from drafts import Folder, Tensor, ones
+from drafts import Folder, Tensor, bf16, ones
 
 from eyas_contract.engines import check
 
@@ -68,3 +68,22 @@ def test_scales_without_a_method_are_dropped(tmp_path: Path, target: Path) -> No
     folder = drafts.draft()
     folder.tensors["midlayer.self_attn.q_proj.weight_scale"] = ones(1)
     assert codes(folder, tmp_path, target) == {"tensor-dropped": "error"}
+
+
+def fused(tensor: Tensor) -> Folder:
+    folder = drafts.draft()
+    for part in "qkv":
+        del folder.tensors[f"midlayer.self_attn.{part}_proj.weight"]
+    folder.tensors["midlayer.self_attn.qkv_proj.weight"] = tensor
+    return folder
+
+
+def test_a_tensor_that_stands_for_several_has_their_shape_and_a_plain_dtype(tmp_path: Path, target: Path) -> None:
+    assert codes(fused(bf16([128, 128])), tmp_path / "good", target) == {}
+    assert codes(fused(bf16([96, 128])), tmp_path / "rows", target) == {"tensor-shape": "error"}
+    assert codes(fused(bf16([128, 64])), tmp_path / "width", target) == {"tensor-shape": "error"}
+    eight = Tensor("F8_E4M3", [128, 128], b"\x38" * (128 * 128))
+    assert codes(fused(eight), tmp_path / "eight", target) == {"tensor-dtype": "error"}
+    both = fused(bf16([128, 128]))
+    both.tensors["midlayer.self_attn.q_proj.weight"] = bf16([64, 128])
+    assert codes(both, tmp_path / "both", target) == {"tensor-twice": "error"}

@@ -61,3 +61,22 @@ def test_bad_folders(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 1}', encoding="utf-8")
     with pytest.raises(InvalidInput, match="no num_hidden_layers, vocab_size"):
         TargetSpec.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("max_position_embeddings", None), ("max_position_embeddings", "4096"), ("rms_norm_eps", None),
+    ("rope_parameters", [1]), ("rope_parameters", {"rope_theta": "x"}), ("rope_theta", "1e6"),
+    ("quantization_config", "fp8"), ("architectures", {})])
+def test_values_that_are_none_are_named(key: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(
+        {"num_hidden_layers": 8, "hidden_size": 64, "vocab_size": 256, key: value}), encoding="utf-8")
+    with pytest.raises(InvalidInput, match=key):
+        TargetSpec.from_folder(tmp_path)
+
+
+def test_a_link_to_nothing_is_named(tiny_target: Path, tmp_path: Path) -> None:
+    """As a download cache leaves it whose blobs were removed."""
+    folder = Path(shutil.copytree(tiny_target, tmp_path / "target"))
+    (folder / "model-00002.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InvalidInput, match=r"model-00002\.safetensors: a broken link"):
+        TargetSpec.from_folder(folder)

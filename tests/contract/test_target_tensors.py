@@ -51,6 +51,13 @@ def test_none_and_several_are_told_with_their_shapes(tmp_path: Path) -> None:
         found(tmp_path / "b", GOOD | {"lm_head.weight": bf16([256, 8])}).head()
 
 
+def test_codes_are_no_head(tmp_path: Path) -> None:
+    """A head in e4m3 has the shape of a plain one, and its numbers mean nothing without their scales."""
+    codes = Tensor("F8_E4M3", [256, 64], bytes(range(64)) * 256)
+    with pytest.raises(InvalidInput, match=r"no tensor for the head: lm_head\.weight \[256, 64\] of F8_E4M3"):
+        found(tmp_path, GOOD | {"lm_head.weight": codes}).head()
+
+
 def test_the_head_of_a_config_that_does_not_say_whether_it_is_tied(tmp_path: Path) -> None:
     headless = {name: tensor for name, tensor in GOOD.items() if name != "lm_head.weight"}
     made = drafts.target()

@@ -157,3 +157,13 @@ def test_a_checkpoint_says_what_it_measured(trained: Callable[..., Trainer], tmp
     state = checkpoint.require(tmp_path / "run", "last")
     assert [state[name] for name in ("step", "measured", "best", "best_step")] == [6, 1.5, 1.9, 3]
     assert json.loads((tmp_path / "run" / "best.json").read_text()) == {"step": 3, "acceptance_length": 1.9}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"step": "x"}'])
+def test_a_best_json_that_names_nothing_is_told(trained: Callable[..., Trainer], tmp_path: Path, text: str) -> None:
+    trained({3: 1.9}, 3)
+    (tmp_path / "run" / "best.json").write_text(text)
+    with pytest.raises(InvalidInput, match=r"best\.json"):
+        exported(tmp_path / "run", tmp_path / "draft")
+    trained({3: 1.9}, 3)  # finished: nothing is trained, and the file is put right
+    assert exported(tmp_path / "run", tmp_path / "draft") == (3, 1.9)

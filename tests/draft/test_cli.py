@@ -55,3 +55,27 @@ def test_vocab_shows_what_is_lost(store: Path, tiny_target: Path, capsys: pytest
     report = json.loads(capsys.readouterr().out)
     assert 0 < report["mass"] < 1
     assert report["size"] == 12
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "old.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    for out, found in (("reports", "a folder"), ("file/report.json", "cannot be made")):
+        assert main(["eval", "--draft", "none", "--target", "none", "--prompts", "none", "--out",
+                     str(tmp_path / out)]) == 1
+        assert found in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"reports", "file"}
+
+
+def test_a_run_and_an_export_that_cannot_be_written_are_told(store: Path, tiny_target: Path, tmp_path: Path,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    train = ["train", "--store", str(store), "--target", str(tiny_target), "--vocab-size", "40", "--max-steps", "1",
+             "--tokens-per-batch", "128", "--ttt-steps", "1", "--out"]
+    assert main([*train, str(tmp_path / "file" / "run")]) == 1
+    assert "cannot be made" in capsys.readouterr().err
+    assert main([*train, str(tmp_path / "run")]) == 0
+    assert main(["export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "file" / "draft")]) == 1
+    assert "cannot be made" in capsys.readouterr().err

@@ -238,3 +238,30 @@ def test_a_folder_with_something_in_it_is_not_written_over(tmp_path: Path) -> No
     start = drafts.draft().write(tmp_path / "draft")
     with pytest.raises(InvalidInput, match="not empty"):
         to(start, start, "vllm")
+
+
+@pytest.mark.parametrize("name", ["d2t", "t2d"])
+def test_a_map_in_floats_is_written_anew_or_refused(name: str, tmp_path: Path, target: Path) -> None:
+    """As `model.to(torch.bfloat16)` of a careless trainer leaves it: offsets above 256 are rounded."""
+    made = drafts.draft()
+    made.tensors[name] = bf16(made.tensors[name].shape)
+    made.files["ids.json"] = json.dumps(drafts.IDS)
+    start = made.write(tmp_path / "draft")
+    to(start, tmp_path / "out", "vllm", target=target, vocab_from="ids.json")
+    assert contents(tmp_path / "out")[name] == contents(drafts.draft().write(tmp_path / "good"))[name]
+    if name == "d2t":
+        with pytest.raises(InvalidInput, match="absent, or of another length"):
+            to(start, tmp_path / "other", "vllm", target=target)
+    else:
+        assert name in to(start, tmp_path / "other", "vllm", target=target).made
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("vocab_size", None), ("num_hidden_layers", "two"), ("rope_parameters", [1]), ("rope_theta", "x"),
+    ("draft_vocab_size", "many"), ("architectures", {"a": 1}), ("architectures", [[]])])
+def test_a_config_of_impossible_values_is_refused(key: str, value: object, tmp_path: Path, target: Path) -> None:
+    made = drafts.draft()
+    made.config[key] = value
+    with pytest.raises(InvalidInput, match=key):
+        to(made.write(tmp_path / "draft"), tmp_path / "out", "vllm", target=target)
+    assert not (tmp_path / "out").exists()

@@ -18,7 +18,7 @@ from eyas_draft.batches import Batch
 from eyas_draft.config import EvalConfig, ExportConfig, TrainConfig, VerifyConfig
 from eyas_draft.decode import Decoder
 from eyas_draft.evaluate import evaluate
-from eyas_draft.export import export, verify
+from eyas_draft.export import Verdict, export, verify
 from eyas_draft.loading import load_draft
 from eyas_draft.ops import get_ops
 from eyas_draft.prompts import read_prompts
@@ -78,6 +78,18 @@ def test_an_export_goes_over_nothing_but_its_own_runs(run: Path, tiny_target: Pa
     (tmp_path / "draft" / "contract.json").write_text("{}")
     with pytest.raises(InvalidInput, match="an export of this run"):
         export(ExportConfig(run, tmp_path / "draft"))
+
+
+@pytest.mark.parametrize("kind", ["itself", "a run of the same contract", "one without a checkpoint"])
+def test_an_export_goes_over_no_run(run: Path, tmp_path: Path, kind: str) -> None:
+    """It has the contract of its exports, and settings that an export's would take the place of."""
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    if kind.startswith("one"):
+        shutil.rmtree(folder / "checkpoints")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(InvalidInput, match="an export of this run"):
+        export(ExportConfig(folder if kind == "itself" else run, folder, golden=False))
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
 def test_a_run_begins_in_a_folder_of_its_own(store: Path, tiny_target: Path, tmp_path: Path) -> None:
@@ -182,6 +194,29 @@ def test_verify_passes_the_export_and_fails_another(run: Path, draft: Path, stor
     assert len(faults) == 2
     assert "norm_output" in faults[0]
     assert "logits differ" in faults[1]
+
+
+def test_verify_fails_what_gives_no_numbers(run: Path, draft: Path, store: Path, tiny_target: Path,
+                                             tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+    folder = shutil.copytree(draft, tmp_path / "draft")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["midlayer.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    found = verify(VerifyConfig(run, folder, store, tiny_target))
+    assert found.faults == ("logits differ from the trainer's by nan of the largest",)
+    assert found.largest_difference is None
+
+
+def test_verify_passes_over_samples_whose_states_are_not_finite(run: Path, draft: Path, tiny_target: Path,
+                                                                rows: list[storemaker.Row], tmp_path: Path) -> None:
+    bad = [(*row[:3], row[3] * float("nan"), row[4]) for row in rows[:2]]
+    settings = VerifyConfig(run, draft, storemaker.write_store(tmp_path / "a", tiny_target, bad + rows[2:8]),
+                            tiny_target)
+    assert verify(settings) == Verdict(4, 2 * sum(row[1].numel() for row in rows[2:6]), 0.0, ())
+    settings = VerifyConfig(run, draft, storemaker.write_store(tmp_path / "b", tiny_target, bad), tiny_target)
+    with pytest.raises(InvalidInput, match="no sample with finite states"):
+        verify(settings)
 
 
 def test_every_fault_of_a_folder_is_named(draft: Path, tiny_target: Path, tmp_path: Path) -> None:

@@ -167,6 +167,12 @@ def test_damage_is_refused(draft: Path, tiny_target: Path, tmp_path: Path) -> No
     (folder / "golden.json").write_text(json.dumps(plain))
     with pytest.raises(InvalidInput, match="positions"):
         load_golden(folder)
+    path = Path(str(make_golden(GoldenConfig(folder, tiny_target))["golden"]))
+    plain = json.loads(path.read_text())
+    plain["stages"][0]["shape"] = []
+    path.write_text(json.dumps(plain))
+    with pytest.raises(InvalidInput, match=r"aux\.0 is F32"):
+        load_golden(folder)
     (folder / VALUES_NAME).unlink()
     with pytest.raises(InvalidInput, match="eyas-draft golden"):
         load_golden(folder)
@@ -186,3 +192,24 @@ def test_half_precision_rows_are_decoded() -> None:
     for dtype, name in ((torch.bfloat16, "BF16"), (torch.float16, "F16"), (torch.float64, "F64")):
         raw = values.to(dtype).view(torch.uint8).numpy().tobytes()
         assert decode(name, raw) == array("f", values.to(dtype).float().tolist())
+
+
+def test_a_quantised_draft_has_no_record(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """What is computed of codes without their scales would blame a server that is right."""
+    folder = write_draft(tmp_path, store, tiny_target)
+    tensors = load_file(folder / "model.safetensors")
+    name = "midlayer.mlp.up_proj.weight"
+    scale = tensors[name].abs().max() / 448
+    tensors |= {name: (tensors[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale.view(1)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InvalidInput, match=r"layers\.0\.mlp\.up_proj\.weight in F8_E4M3"):
+        make_golden(GoldenConfig(folder, tiny_target))
+    assert not (folder / VALUES_NAME).exists()
+
+
+def test_a_folder_that_takes_no_record_is_refused_before_the_target_is_run(
+        draft: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas_draft.golden.states_of_target", lambda *_: pytest.fail("the target was run"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(InvalidInput, match="cannot be written to"):
+        make_golden(GoldenConfig(draft, tiny_target))

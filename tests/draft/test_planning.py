@@ -16,6 +16,7 @@ from eyas_draft.advise import Point, advise, fit, read_points, worth
 from eyas_draft.batches import split
 from eyas_draft.config import PlanConfig, PlotConfig
 from eyas_draft.flops import layer_weights, step_flops
+from eyas_draft.metrics import read_rows
 from eyas_draft.plan import plan
 from eyas_draft.plot import plot, read_series
 from eyas_draft.store import Store
@@ -141,4 +142,47 @@ def test_commands_answer(store: Path, tiny_target: Path, tmp_path: Path, capsys:
     assert len(json.loads(capsys.readouterr().out)["advice"]) == 6
     out = tmp_path / "picture.png"
     assert plot(PlotConfig((tmp_path / "1",), out)) == out
+    for name in ("x.txx", "x"):
+        with pytest.raises(InvalidInput, match=rf"{name}: .*no kind of picture.*png"):
+            plot(PlotConfig((tmp_path / "1",), tmp_path / name))
     assert out.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_target_whose_config_leaves_sizes_null_is_planned_for(tiny_target: Path, tmp_path: Path) -> None:
+    """As that of a model whose layers have different widths (Nemotron's DeciLM)."""
+    config = json.loads((tiny_target / "config.json").read_text())
+    for name, changes in (("null", {"intermediate_size": None, "num_key_value_heads": None}),
+                          ("usual", {"intermediate_size": 256, "num_key_value_heads": 4})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config | changes))
+    assert plan(PlanConfig(tmp_path / "null", tokens=1000)) == plan(PlanConfig(tmp_path / "usual", tokens=1000))
+    (tmp_path / "null" / "config.json").write_text(json.dumps(config | {"intermediate_size": [192] * 8}))
+    with pytest.raises(InvalidInput, match="intermediate_size"):
+        plan(PlanConfig(tmp_path / "null", tokens=1000))
+
+
+def test_a_plan_for_a_shallow_target(tiny_target: Path, tmp_path: Path) -> None:
+    """Its layers are to be named when its states are extracted; as many as usual are planned for."""
+    config = json.loads((tiny_target / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    assert plan(PlanConfig(tmp_path, tokens=1000)).parameters == plan(PlanConfig(tiny_target, tokens=1000)).parameters
+
+
+def test_records_that_are_none_are_named(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", 1e5, 1.0) / "metrics.jsonl"
+    whole = path.read_bytes()
+    for raw in (b"[]\n", b"{}\n", b'{"step": "x"}\n', b"\xff\n"):
+        path.write_bytes(whole + raw)
+        with pytest.raises(CorruptFile, match=r"metrics\.jsonl"):
+            read_rows(path)
+
+
+def test_runs_on_other_samples_of_one_folder_are_not_alike(tmp_path: Path) -> None:
+    """A store that was extracted anew holds out other samples: their acceptance lengths are no points of one curve."""
+    runs = [write_run(tmp_path / str(n), n * 1e5, n / 4) for n in (1, 2, 4)]
+    for run, digest in zip(runs, "aab", strict=True):
+        (run / "data.json").write_text(json.dumps({"samples": 9, "sha256": digest}))
+    with pytest.raises(InvalidInput, match="other samples"):
+        advise(runs)
+    (runs[2] / "data.json").unlink()  # made before it was kept
+    assert advise(runs)

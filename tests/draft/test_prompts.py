@@ -32,3 +32,10 @@ def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
     path.write_bytes((row(texts[0]) + end + end + "no JSON" + end).encode())
     with pytest.raises(InvalidInput, match="line 3: not JSON"):
         read_prompts(path, Letters())
+
+
+def test_another_encoding_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes((row("one") + "\n" + row("caf\u00e9") + "\n").encode("latin-1"))
+    with pytest.raises(InvalidInput, match=r"prompts\.jsonl: not UTF-8"):
+        read_prompts(path, Letters())

@@ -139,17 +139,29 @@ def test_every_step_is_shared_out_whole_and_in_as_many_passes(world: int, accumu
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed")  # is not there, as is meant here
-def test_a_cut_checkpoint_of_several_is_named(tmp_path: Path) -> None:
+def test_a_cut_or_changed_checkpoint_of_several_is_named(tmp_path: Path) -> None:
     tensors = {"model.fc.weight": torch.randn(64, 64)}
     sharded.write(tmp_path / "step-00000002", tensors, {"step": 2}, Ranks(0, 1, torch.device("cpu"), shared=False))
     part, = (tmp_path / "step-00000002").glob("*.distcp")
-    part.write_bytes(part.read_bytes()[:-3000])
-    for read in (lambda: sharded.read_into(part.parent, tensors), lambda: sharded.read_whole(part.parent)):
-        with pytest.raises(CorruptFile, match=r"step-00000002: unreadable.*the checkpoint before"):
-            read()
+    whole, flipped = part.read_bytes(), bytearray(part.read_bytes())
+    assert sharded.read_whole(part.parent).keys() == tensors.keys()
+    flipped[flipped.index(tensors["model.fc.weight"].numpy().tobytes()) + 1234] ^= 4
+    for damaged, words in ((whole[:-3000], ""), (flipped, "not what was written")):
+        part.write_bytes(damaged)
+        for read in (lambda: sharded.read_into(part.parent, tensors), lambda: sharded.read_whole(part.parent)):
+            with pytest.raises(CorruptFile, match=rf"step-00000002: unreadable.*{words}.*the checkpoint before"):
+                read()
 
 
 def test_a_numbered_device_is_refused_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InvalidInput, match="local rank"):
         Ranks.join("cuda:1")
+
+
+def test_a_world_without_ranks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidInput, match="WORLD_SIZE without RANK, MASTER_ADDR, MASTER_PORT"):
+        Ranks.join("cpu")

@@ -120,6 +120,22 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(CorruptFile, match=r"step-00000003\.pt.*the checkpoint before"):
         checkpoint.load(tmp_path)
+    whole = checkpoint.save(tmp_path, 3, {"x": torch.zeros(100)}).read_bytes()
+    for damaged in (whole.replace(b"FloatStorage", b"\xff\xfeoatStorage"), whole.replace(b"cpu", b"\xffpu")):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptFile, match=r"step-00000003\.pt: unreadable"):
+            checkpoint.load(tmp_path)
+
+
+def test_no_flipped_bit_is_trained_on(tmp_path: Path) -> None:
+    """torch reads such a tensor as it stands."""
+    path = checkpoint.save(tmp_path, 3, {"x": torch.ones(1000), "y": torch.ones(10)})
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.ones(1000).numpy().tobytes()) + 1234] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=r"step-00000003\.pt: unreadable.*not what was written.*checkpoint before"):
+        checkpoint.load(tmp_path)
 
 
 def test_half_a_line_is_dropped_on_resume(tmp_path: Path) -> None:

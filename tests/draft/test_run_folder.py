@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import storemaker
 import torch
 
 from eyas_contract import InvalidInput, Manifest
+from eyas_contract.outputs import lock
 from eyas_draft.config import EvalConfig, PlanConfig, TrainConfig, VerifyConfig
 from eyas_draft.evaluate import evaluate
 from eyas_draft.export import verify
@@ -122,3 +124,22 @@ def test_a_loss_that_is_none_writes_nothing(store: Path, tiny_target: Path, tmp_
     with pytest.raises(InvalidInput, match="--loss"):
         Trainer(settings(store, tiny_target, tmp_path / "run", loss="huber"))
     assert not (tmp_path / "run").exists()
+
+
+def test_prompts_to_decode_need_samples_held_out(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(InvalidInput, match=r"--decode-prompts: 4, with --holdout 0"):
+        Trainer(settings(nowhere, nowhere, tmp_path / "run", decode_prompts=4, holdout=0.0))
+
+
+def test_two_do_not_train_in_one_folder(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """The second would take the first one's metrics away and write the same checkpoints."""
+    config = settings(store, tiny_target, tmp_path / "run")
+    late = Trainer(config)
+    handle = lock(config.out)
+    with pytest.raises(InvalidInput, match="another process of eyas writes to it now"):
+        late.run()
+    assert not (config.out / "metrics.jsonl").exists()
+    os.close(handle)
+    Trainer(config).run()
+    assert Trainer(config).step == 2

@@ -111,3 +111,15 @@ def test_a_wider_feed_forward_begins_as_the_targets(store: Path, tiny_target: Pa
     x = torch.randn(5, narrow.spec.hidden_size)
     torch.testing.assert_close(wide.layers[0].mlp(x), narrow.layers[0].mlp(x))
     assert wide.layers[0].mlp.gate_proj.weight[-24:].abs().min() > 0
+
+
+def test_a_quantised_last_layer_gives_nothing_whatever_its_dtype(tiny_target: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_target, tmp_path / "target")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.7.mlp.up_proj.weight"
+    for dtype in (torch.int8, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint16):
+        tensors[name] = torch.ones(tensors[name].shape).to(dtype)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        last = TargetWeights.load(folder, TargetSpec.from_folder(folder)).last_layer
+        assert "mlp.up_proj.weight" not in last
+        assert "mlp.gate_proj.weight" in last

@@ -187,3 +187,12 @@ def test_held_out_samples_are_never_trained_on(store: Path) -> None:
     assert split(Store(store), 0.0, seed=5)[1] == []
     with pytest.raises(InvalidInput, match="held out"):
         split(Store(store), 1.0, seed=5)
+
+
+def test_a_shard_that_is_cut_after_opening_does_not_hang(copy: Path) -> None:
+    opened = Store(copy)
+    path = copy / opened.manifest.shards[0].file
+    with path.open("r+b") as sink:
+        sink.truncate(path.stat().st_size // 2)
+    with pytest.raises(CorruptFile, match="not those whose digest was recorded"):
+        opened.sample(0)

@@ -70,12 +70,19 @@ def chat_template_sha256(folder: Path) -> str:
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Fingerprint of all `*.safetensors` (else weights in `*.bin`) of a folder; empty where it has none."""
+    """Fingerprint of all `*.safetensors` (else weights in `*.bin`) of a folder; empty where it has none.
+
+    Raises:
+        InvalidInput: a link that leads to nothing.
+    """
     files = sorted(folder.glob("*.safetensors")) or pickled_files(folder)
     if not files:
         return ""
     hasher = hashlib.sha256()
     for path in files:
+        if not path.exists():
+            raise InvalidInput(str(path), "a broken link", "a weight file, by eyas-contract",
+                               "Fetch the file, or remove the link.")
         size = path.stat().st_size
         hasher.update(f"{path.name}:{size}\n".encode())
         step = max(SAMPLE_BYTES, size // SAMPLES_PER_FILE)

@@ -208,7 +208,7 @@ def _sha256(path: Path) -> str:
 
 def _faults(golden: Golden, tensors: Mapping[str, TensorInfo]) -> list[str]:
     rows = len(golden.positions)
-    floats: dict[str, Sequence[int | None]] = {s.name: (rows, s.shape[-1]) for s in golden.stages}
+    floats: dict[str, Sequence[int | None]] = {s.name: (rows, *s.shape[-1:]) for s in golden.stages}
     floats |= {ROPE: (rows, None), SCORES: (rows, None)}
     if golden.layer_positions:
         floats[LAYERS] = (len(golden.layer_positions), golden.num_layers, golden.hidden_size)

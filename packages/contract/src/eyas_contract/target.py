@@ -11,6 +11,10 @@ from eyas_contract.errors import InvalidInput
 from eyas_contract.fingerprint import chat_template_sha256, tokenizer_sha256, weights_fingerprint
 
 Scalar = bool | int | float | str
+_TEXT_TYPES: dict[str, Any] = {"max_position_embeddings": int, "rms_norm_eps": int | float,
+                               "rope_theta": int | float | None, "rope_parameters": dict | None,
+                               "rope_scaling": dict | None}
+_TYPES: dict[str, Any] = {"quantization_config": dict | None, "architectures": list | None}
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class TargetSpec:
         """Read a Hugging Face model folder (config, tokenizer, headers of the weights).
 
         Raises:
-            InvalidInput: no folder, no `config.json`, or fields missing in it (all named).
+            InvalidInput: no folder, no `config.json`, or fields missing in it or of another type (all named).
         """
         folder = Path(folder)
         config = read_config(folder)
@@ -91,6 +95,7 @@ class TargetSpec:
         if missing:
             raise InvalidInput(f"{folder / 'config.json'}", f"no {', '.join(missing)}",
                                "the sizes of a text model, by eyas-contract", "Check that this is a model folder.")
+        _require_types(folder / "config.json", config, text)
         quantization = config.get("quantization_config") or text.get("quantization_config") or {}
         return cls(
             architecture=str((config.get("architectures") or ["unknown"])[0]),
@@ -105,6 +110,18 @@ class TargetSpec:
             tokenizer_sha256=tokenizer_sha256(folder), chat_template_sha256=chat_template_sha256(folder),
             weights_fingerprint=weights_fingerprint(folder),
         )
+
+
+def _require_types(path: Path, config: dict[str, Any], text: dict[str, Any]) -> None:
+    """Refuse what none of the fields can be read from. Raises InvalidInput."""
+    wrong = [f"{key} {json.dumps(part[key])[:60]}"
+             for part, kinds in ((text, _TEXT_TYPES), (config, _TYPES), (text, _TYPES))
+             for key, kind in kinds.items() if key in part and not isinstance(part[key], kind)]
+    wrong += [f"{key}.rope_theta" for key in ("rope_parameters", "rope_scaling") if isinstance(text.get(key), dict)
+              and not isinstance(text[key].get("rope_theta"), int | float | None)]
+    if wrong:
+        raise InvalidInput(str(path), "; ".join(dict.fromkeys(wrong)), "numbers, objects and a list of names, as "
+                           "Hugging Face writes them, by eyas-contract", "Restore the file.")
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.errors import InvalidInput
+from eyas_contract.floats import FLOATS
 from eyas_contract.safetensors_header import TensorInfo
 from eyas_contract.target import TargetSpec, read_config, text_config
 
@@ -96,10 +97,11 @@ class TargetTensors:
 
     def _one(self, modules: tuple[str, ...], shape: tuple[int, ...], what: str) -> TensorInfo:
         named = self._named(modules)
-        fitting = [info for info in named if info.shape == shape]
+        fitting = [info for info in named if info.shape == shape and info.dtype in FLOATS]
         if len(fitting) == 1:
             return fitting[0]
-        found = ", ".join(f"{info.name} {list(info.shape)}" for info in (fitting or named)[:5])
+        found = ", ".join(f"{info.name} {list(info.shape)}" + ("" if info.dtype in FLOATS else f" of {info.dtype}")
+                          for info in (fitting or named)[:5])
         names = " or ".join(f"{module}.weight" for module in modules)
         raise InvalidInput(str(self.folder), f"{'several tensors' if fitting else 'no tensor'} for the {what}"
                            + (f": {found}" if found else ""), f"one *.{names} of shape {list(shape)}, by eyas",

@@ -200,3 +200,7 @@ def _require_alike(runs: Sequence[Path]) -> None:
     if differing:
         raise InvalidInput("the runs", f"other settings: {', '.join(differing)}", "runs that differ in data and epochs "
                            "alone", "Train them with the same settings.")
+    kept = [path for run in runs if (path := run / "data.json").is_file()]  # older runs have none
+    if len({str(read_json(path, "a run's samples").get("sha256")) for path in kept}) > 1:
+        raise InvalidInput("the runs", "other samples in their store, so others held out", "runs on fractions of one "
+                           "store", "Train them anew on the store as it is now.")

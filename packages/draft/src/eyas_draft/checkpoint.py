@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from eyas_contract import CorruptFile, InvalidInput
-from eyas_contract.contract import write_text_atomic
+from eyas_contract.contract import read_json, write_text_atomic
+from eyas_draft.sums import require_whole
 
 FOLDER = "checkpoints"
 BEST = "best.json"
@@ -51,7 +52,7 @@ def latest(run: Path, which: Literal["best", "last"] = "last") -> Path | None:
     """File or folder of the newest or best checkpoint; None where the run has none yet.
 
     Raises:
-        InvalidInput: checkpoints, but not the best: none is named so, or the one that is is gone.
+        InvalidInput: checkpoints, but not the best: none is named so, or the one that is is gone; see `best_step`.
     """
     steps = _steps(run)
     if not steps:
@@ -84,8 +85,10 @@ def load(run: Path, which: Literal["best", "last"] = "last") -> dict[str, Any] |
         weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
         return {**read_plain(path), "model": weights, "tensors": tensors}
     try:
+        require_whole(path)
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
+    except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, ValueError, TypeError,
+            AttributeError) as error:
         raise CorruptFile(str(path), f"unreadable ({error})", "a checkpoint of eyas-draft train",
                           "Delete this file to go on from the checkpoint before it.") from error
     return state
@@ -133,9 +136,15 @@ def settle_best(run: Path, state: dict[str, Any]) -> tuple[int | None, float]:
 
 
 def best_step(run: Path) -> int | None:
-    """Step of the best checkpoint so far."""
-    path = run / BEST
-    return int(json.loads(path.read_text(encoding="utf-8"))["step"]) if path.is_file() else None
+    """Step of the best checkpoint so far. Raises InvalidInput where the file that names it names none."""
+    path, wanted = run / BEST, "the step of the best checkpoint, by eyas-draft train"
+    if not path.is_file():
+        return None
+    named = read_json(path, wanted)
+    if not isinstance(named, dict) or type(named.get("step")) is not int:
+        raise InvalidInput(str(path), f"no step ({str(named)[:60]})", wanted,
+                           "Give --checkpoint last; a run that is continued names its best anew.")
+    return int(named["step"])
 
 
 def place(run: Path, step: int) -> Path:

@@ -14,7 +14,7 @@ import tyro
 from eyas_contract.canonical import to_plain
 from eyas_contract.commands import expand_config, run_command, save_config
 from eyas_contract.contract import write_text_atomic
-from eyas_contract.outputs import set_aside
+from eyas_contract.outputs import require_place, set_aside
 from eyas_draft.config import (
     AdviseConfig,
     EvalConfig,
@@ -101,9 +101,10 @@ def _golden(config: GoldenConfig, as_json: bool) -> int:
 
 def _eval(config: EvalConfig, as_json: bool) -> int:
     from eyas_draft.evaluate import evaluate
+    if config.out:
+        require_place(config.out, "a JSON file for the report, by --out")
     report = evaluate(config)
     if config.out:
-        config.out.parent.mkdir(parents=True, exist_ok=True)
         settings = config.out.with_name(config.out.stem + ".config.json")
         set_aside(config.out, settings)
         write_text_atomic(config.out, json.dumps(report) + "\n")

@@ -24,6 +24,7 @@ from eyas_contract.dialects import (
     with_head,
 )
 from eyas_contract.engines import sglang, vllm
+from eyas_contract.engines.checks.config_values import value_faults
 from eyas_contract.engines.checks.vocab_map import target_ids_in
 from eyas_contract.errors import InvalidInput
 from eyas_contract.outputs import require_own
@@ -34,6 +35,8 @@ from eyas_contract.vocab import VocabMap
 
 _CARRIED = (FILE_NAME, "golden.json", "golden.values", "train_meta.json", "README.md", "LICENSE",
             "generation_config.json")
+_OFFSETS = ("I64", "I32")
+_MARKS = ("BOOL", "U8", *_OFFSETS)
 Entry = TensorInfo | tuple[TensorInfo, bytes]
 
 
@@ -109,9 +112,11 @@ def read_source(config: ConvertConfig) -> Source:
     """Read a draft of any dialect by meaning.
 
     Raises:
-        InvalidInput, CorruptFile: ids whose meaning is not told, no usable vocabulary map, damaged files.
+        InvalidInput, CorruptFile: impossible values, ids whose meaning is not told, no usable vocabulary map, damaged
+            files.
     """
     written = read_config(config.draft)
+    _require_sound(config.draft, written)
     tensors = read_checkpoint(config.draft)
     contract = Contract.load(config.draft) if (config.draft / FILE_NAME).is_file() else None
     ids, why = _ids(config, written, contract)
@@ -119,6 +124,17 @@ def read_source(config: ConvertConfig) -> Source:
     named, strangers = _names(config, neutral, written, tensors)
     neutral, extra, made, remarks = _vocabulary(config, neutral, named, contract)
     return Source(written, neutral, ids, why, contract, named, strangers, extra, made, remarks)
+
+
+def _require_sound(folder: Path, written: dict[str, Any]) -> None:
+    """Refuse a config whose values cannot be those of a draft. Raises InvalidInput."""
+    wrong = value_faults(vllm.flatten_speculators(written) if vllm.is_speculators(written) else written)
+    names = written.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        wrong.append("architectures is no list of names")
+    if wrong:
+        raise InvalidInput(str(folder / "config.json"), "; ".join(wrong), "a draft's config, by eyas-draft",
+                           "Correct the values.")
 
 
 def convert(config: ConvertConfig) -> Conversion:
@@ -192,12 +208,17 @@ def _vocabulary(config: ConvertConfig, neutral: Neutral, named: dict[str, Tensor
     neutral = with_head(neutral, head.shape[0] if head is not None and head.shape else None)
     if not size or size == full:
         return neutral, {}, (), ()
+    if not full:
+        raise InvalidInput("config.json: vocab_size", "absent", "the target's vocabulary, which the map leads into",
+                           "Write vocab_size.")
     source, ids = _target_ids(config, named, contract, size, full)
     vocab = VocabMap(full, ids)
-    same = "d2t" in named and read_values(named["d2t"]) == vocab.d2t()
-    extra: dict[str, Entry] = {} if same else {"d2t": int64("d2t", vocab.d2t())}
-    t2d = named.get("t2d")
-    if t2d is None or t2d.shape != (full,) or [bool(v) for v in read_values(t2d)] != vocab.t2d():
+    d2t, t2d = named.get("d2t"), named.get("t2d")
+    extra: dict[str, Entry] = {}
+    if d2t is None or d2t.dtype not in _OFFSETS or read_values(d2t) != vocab.d2t():
+        extra["d2t"] = int64("d2t", vocab.d2t())
+    if t2d is None or t2d.dtype not in _MARKS or t2d.shape != (full,) \
+            or [bool(v) for v in read_values(t2d)] != vocab.t2d():
         extra["t2d"] = booleans("t2d", vocab.t2d())
     remarks = (f"vocab    {len(ids)} of {full} target ids, from {source}",) if extra else ()
     return neutral, extra, tuple(sorted(extra)), remarks
@@ -213,11 +234,12 @@ def _target_ids(config: ConvertConfig, named: dict[str, TensorInfo], contract: C
         if not ids:
             raise InvalidInput(str(path), "no such list", wanted, "Name the file that training kept.")
         return path.name, tuple(ids)
-    if contract is not None and contract.vocab is not None and contract.vocab.size == size:
+    if contract is not None and contract.vocab is not None \
+            and (contract.vocab.size, contract.vocab.target_vocab_size) == (size, full):
         return FILE_NAME, contract.vocab.target_ids
     info = named.get("d2t")
-    if info is None or info.shape != (size,) or info.dtype not in ("I64", "I32"):
-        raise InvalidInput("d2t", "absent, or of another length", wanted,
+    if info is None or info.shape != (size,) or info.dtype not in _OFFSETS:
+        raise InvalidInput("d2t", "absent, or of another length or dtype", wanted,
                            "Name the side file that holds them with --vocab-from.")
     mapped = tuple(i + offset for i, offset in enumerate(read_values(info)))
     if list(mapped) != sorted(set(mapped)) or mapped[0] < 0 or mapped[-1] >= full:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,7 +17,7 @@ from eyas_contract.commands import save_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines import sglang
 from eyas_contract.golden import RECORD_NAME, VALUES_NAME
-from eyas_contract.outputs import require_own, with_temporary
+from eyas_contract.outputs import require_own, require_place, with_temporary
 from eyas_draft import checkpoint
 from eyas_draft.attention import TttAttention
 from eyas_draft.batches import Batch
@@ -25,6 +27,7 @@ from eyas_draft.golden_config import GoldenConfig
 from eyas_draft.loading import config_faults, load_draft
 from eyas_draft.model import DraftModel
 from eyas_draft.ranges import require_in_range
+from eyas_draft.run_folder import COVERAGE
 from eyas_draft.setup import require_target
 from eyas_draft.store import Store
 from eyas_draft.target_weights import TargetWeights
@@ -55,7 +58,7 @@ def export(config: ExportConfig) -> dict[str, object]:
                                   for name, value in state["model"].items()}
     tensors["d2t"] = torch.tensor(contract.vocab.d2t(), dtype=torch.int64)
     tensors["t2d"] = torch.tensor(contract.vocab.t2d(), dtype=torch.bool)
-    config.out.mkdir(parents=True, exist_ok=True)
+    require_place(config.out / "config.json", "a folder for the draft, by --out")
     contract.save(config.out)
     write_text_atomic(config.out / "config.json", json.dumps(sglang.export_config(contract, engine), indent=1) + "\n")
     temporary = config.out / ".model.safetensors.tmp"
@@ -72,9 +75,9 @@ def export(config: ExportConfig) -> dict[str, object]:
 
 
 def _is_of_run(folder: Path, contract: Contract) -> bool:
-    """Whether a folder is an export, whole or interrupted, of the run with this contract."""
+    """Whether a folder is an export, whole or interrupted, of the run with this contract; no run, which has it too."""
     try:
-        return Contract.load(folder) == contract
+        return Contract.load(folder) == contract and not (folder / COVERAGE).exists()
     except EyasError:
         return False
 
@@ -98,13 +101,13 @@ class Verdict:
 
     Attributes:
         samples, rows: compared.
-        largest_difference: of the logits, relative to the largest logit.
+        largest_difference: of the logits, relative to the largest logit; None where they are no numbers.
         faults: what is wrong; empty where the export is the trained draft.
     """
 
     samples: int
     rows: int
-    largest_difference: float
+    largest_difference: float | None
     faults: tuple[str, ...]
 
 
@@ -134,16 +137,19 @@ def verify(config: VerifyConfig) -> Verdict:
     state = checkpoint.require(config.run, config.checkpoint)["model"]
     trained.load_state_dict({name: value.to(dtype).float() for name, value in state.items()})
     exported = exported.float()
-    worst, rows = 0.0, 0
-    indices = range(min(config.samples, len(store)))
-    for index in indices:
-        batch = Batch.pack([store.sample(index)], torch.device("cpu"))
+    differences, rows = list[Tensor](), 0
+    for sample in islice((s for s in map(store.sample, range(len(store))) if s.finite), config.samples):
+        batch = Batch.pack([sample], torch.device("cpu"))
         mine, theirs = two_steps(trained, batch), two_steps(exported, batch)
         rows += mine.shape[0]
-        worst = max(worst, float((mine - theirs).abs().max() / mine.abs().max().clamp(min=1e-9)))
-    if worst > 1e-5:
+        differences.append((mine - theirs).abs().max() / mine.abs().max().clamp(min=1e-9))
+    if not differences:
+        raise InvalidInput(str(config.store), "no sample with finite states", "some to compare the logits on",
+                           "Give the store that the draft was trained on.")
+    worst = float(torch.stack(differences).max())  # NaN where one is
+    if not worst <= 1e-5:
         faults.append(f"logits differ from the trainer's by {worst:.2g} of the largest")
-    return Verdict(len(indices), rows, worst, tuple(faults))
+    return Verdict(len(differences), rows, worst if math.isfinite(worst) else None, tuple(faults))  # JSON has no NaN
 
 
 def two_steps(model: DraftModel, batch: Batch) -> Tensor:

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from eyas_contract import TargetSpec
 from eyas_contract.errors import InvalidInput
+from eyas_contract.floats import FLOATS
 from eyas_contract.golden import (
     LAYERS,
     MAP,
     PROPOSALS,
+    RECORD_NAME,
     ROPE,
     SCORES,
     Golden,
@@ -22,6 +24,7 @@ from eyas_contract.golden import (
     spread,
     stage_order,
 )
+from eyas_contract.outputs import require_place
 from eyas_draft.convert import ConvertConfig, Source, read_source
 from eyas_draft.golden_config import GoldenConfig
 from eyas_draft.golden_stages import StagedDraft, Stages
@@ -48,6 +51,8 @@ def make_golden(config: GoldenConfig) -> dict[str, object]:
     source = read_source(ConvertConfig(config.draft, config.draft, target=config.target, ids_mean=config.ids_mean,
                                        aux_layer_ids=config.aux_layer_ids, read_as=config.read_as,
                                        vocab_from=config.vocab_from))
+    _require_plain(config, source)
+    require_place(config.draft / RECORD_NAME, "a file beside the draft's weights, by eyas-draft golden")
     spec = TargetSpec.from_folder(config.target)
     ids = source.ids
     if ids is None:
@@ -67,6 +72,15 @@ def make_golden(config: GoldenConfig) -> dict[str, object]:
     path = save_golden(config.draft, golden, values)
     return {"golden": str(path), "tokens": len(golden.input_ids), "aux_layer_ids": list(ids), "source": golden.source,
             "bytes": sum(len(v.data) for v in values.values())}
+
+
+def _require_plain(config: GoldenConfig, source: Source) -> None:
+    """Refuse weights that mean nothing without their scales. Raises InvalidInput."""
+    codes = [f"{name} in {info.dtype}" for name, info in source.named.items()
+             if name not in ("d2t", "t2d") and info.dtype not in FLOATS]
+    if codes:
+        raise InvalidInput(str(config.draft), ", ".join(sorted(codes)[:5]), f"weights in {', '.join(FLOATS)}, by "
+                           "eyas-draft golden", "Make the record of the draft before it was quantised.")
 
 
 def staged_draft(source: Source, weights: TargetWeights, spec: TargetSpec) -> tuple[StagedDraft, Tensor]:

@@ -34,6 +34,8 @@ def digest_of(info: TensorInfo, kind: str) -> str:
         left = info.end - info.start
         while left:
             block = source.read(min(left, 1 << 24))
+            if not block:
+                break  # cut since its header was read: another digest
             hasher.update(block)
             left -= len(block)
     return str(hasher.hexdigest())

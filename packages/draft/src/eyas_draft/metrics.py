@@ -60,10 +60,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         CorruptFile: a line that is no record.
     """
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError) as error:
+            rows.append(_record(line))
+        except (ValueError, RecursionError) as error:
             raise CorruptFile(f"{path}, line {number}", f"no record ({error})", "one JSON object a line, by eyas-draft",
                               "Remove the line.") from error
     return rows
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """One line's; ValueError where it is none."""
+    row = json.loads(line.decode("utf-8"))
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        raise ValueError("no step")
+    return row

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from eyas_contract import Contract, DraftSpec, InvalidInput, Manifest, TargetSpec, default_aux_layer_ids, draft_tensors
+from eyas_contract import Contract, DraftSpec, InvalidInput, Manifest, TargetSpec, draft_tensors
 from eyas_draft.config import PlanConfig
 from eyas_draft.flops import peak_flops, step_flops
 from eyas_draft.ranges import require_in_range
@@ -18,6 +18,7 @@ from eyas_draft.sizes import draft_sizes
 
 FP32, BF16, I64 = 4, 2, 8
 GIB = 2 ** 30
+NUM_AUX = 3  # states of a token, as long as no store says otherwise
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _data(config: PlanConfig, target: TargetSpec) -> tuple[int, int, float, int]
     if config.tokens < 1:
         raise InvalidInput("--tokens", str(config.tokens), "a --store, or a number of tokens", "Give one of them.")
     return (config.tokens, round(config.tokens * config.trained_share), float(config.mean_length),
-            len(default_aux_layer_ids(target.num_layers)))
+            NUM_AUX)
 
 
 def _memory(config: PlanConfig, spec: DraftSpec, parameters: int, scored: int, states: float) -> dict[str, float]:

@@ -17,13 +17,18 @@ def plot(config: PlotConfig) -> Path:
     """Draw the runs into one picture; returns its path.
 
     Raises:
-        InvalidInput: no metrics, or no matplotlib.
+        InvalidInput: no metrics, no matplotlib, or a kind of picture that it does not write.
     """
     try:
+        from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InvalidInput("eyas-draft plot", "matplotlib is not installed", "matplotlib", "pip install matplotlib") \
             from error
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if config.out.suffix.removeprefix(".").lower() not in kinds:
+        raise InvalidInput(str(config.out), "no kind of picture that matplotlib writes", ", ".join(sorted(kinds)),
+                           "Give --out another ending, such as .png.")
     figure = Figure(figsize=(12, 7), layout="constrained")
     panels: Any = figure.subplots(2, 2)
     titles = ("loss", "accuracy of the first step", "acceptance length, held out (bonus counted)", "tokens/s")

@@ -20,7 +20,7 @@ def read_prompts(path: Path, tokenizer: Any, limit: int = 0) -> list[list[int]]:
         limit: lines read; 0 for all.
 
     Raises:
-        InvalidInput: no file, no lines, or lines that are not conversations (all named by number).
+        InvalidInput: no file, none in UTF-8, no lines, or lines that are not conversations (all named by number).
     """
     wanted = "one JSON object a line with `messages` or `conversations`"
     if not path.is_file():
@@ -45,7 +45,11 @@ def read_prompts(path: Path, tokenizer: Any, limit: int = 0) -> list[list[int]]:
 
 def _lines(path: Path) -> list[str]:
     """By newlines alone, of whatever system: U+2028 and the like, where `splitlines` cuts too, stand inside strings."""
-    return path.read_text(encoding="utf-8").split("\n")
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(str(path), f"not UTF-8 ({error})", "JSON lines in UTF-8",
+                           "Write the file in UTF-8.") from error
 
 
 def _messages(line: str) -> list[dict[str, str]] | str:

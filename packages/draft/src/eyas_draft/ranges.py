@@ -40,7 +40,10 @@ def require_in_range(config: Any) -> None:
 
 
 def require_possible(config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse fixed shapes where they cannot be, before anything is written. Raises InvalidInput."""
+    """Refuse what settings that are in range cannot be together, before anything is written. Raises InvalidInput."""
+    if config.decode_prompts and not config.holdout:
+        raise InvalidInput("--decode-prompts", f"{config.decode_prompts}, with --holdout 0", "samples held out, whose "
+                           "prompts are decoded", "Give a --holdout above 0, or leave --decode-prompts at 0.")
     if config.shapes != "fixed":
         return
     if config.accumulate % ranks.world:

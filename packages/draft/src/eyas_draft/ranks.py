@@ -40,13 +40,18 @@ class Ranks:
         """Join the group that torchrun's environment describes; alone without one.
 
         Raises:
-            InvalidInput: a numbered device, where every process takes its own, or one that is not there.
+            InvalidInput: a numbered device, where every process takes its own, or one that is not there; half of
+                torchrun's environment.
         """
         if "WORLD_SIZE" not in os.environ:
             return cls(0, 1, usable_device(device), False)
         if ":" in device:
             raise InvalidInput("--device", device, "cuda or cpu under torchrun: every process takes the device of its "
                                "local rank", "Leave the number out.")
+        missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:  # a scheduler's WORLD_SIZE, say
+            raise InvalidInput("the environment", f"WORLD_SIZE without {', '.join(missing)}", "all that torchrun sets, "
+                               "or no WORLD_SIZE", "Start the command by torchrun, or unset WORLD_SIZE.")
         place = usable_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device)
         if place.type == "cuda":
             torch.cuda.set_device(place)

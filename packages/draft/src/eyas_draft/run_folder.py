@@ -7,7 +7,7 @@ from typing import Any
 from eyas_contract import Contract, InvalidInput, canonical, compare
 from eyas_contract.commands import plain_config, save_config
 from eyas_contract.contract import read_json, write_text_atomic
-from eyas_contract.outputs import require_own, with_temporary
+from eyas_contract.outputs import require_own, require_place, with_temporary
 from eyas_draft import checkpoint, metrics
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
 from eyas_draft.setup import Setup
@@ -24,10 +24,11 @@ def claim(config: TrainConfig, setup: Setup) -> None:
 
     Raises:
         InvalidInput: settings, contract or samples that differ from those of the run that is to be continued (every
-            difference is named), or a folder with anything but a run.
+            difference is named), or a folder with anything but a run, or that cannot be written.
     """
     run, settings, data = config.out, plain_config(config), _data(setup.store)
-    if checkpoint.latest(run) is not None:
+    begun = checkpoint.latest(run) is not None
+    if begun:
         differences = _differences(config, settings, data, setup.contract)
         if differences:
             raise InvalidInput(str(run), "a run with other settings: " + "; ".join(differences),
@@ -35,8 +36,9 @@ def claim(config: TrainConfig, setup: Setup) -> None:
                                "Give another --out to start anew.")
     else:
         _require_unbegun(config, settings)
+    require_place(run / SETTINGS, "a folder for the run, by --out")
+    if not begun:
         checkpoint.mark_best(run, None)
-    run.mkdir(parents=True, exist_ok=True)
     setup.contract.save(run)
     write_text_atomic(run / COVERAGE, canonical.dumps(setup.coverage) + "\n")
     write_text_atomic(run / DATA, canonical.dumps(data) + "\n")

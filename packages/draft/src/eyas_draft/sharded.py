@@ -7,6 +7,7 @@ share of weights, gradients and moments.
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import warnings
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -29,6 +31,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from eyas_contract import CorruptFile
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_draft.ranks import Ranks
+from eyas_draft.sums import require_whole
 
 R = TypeVar("R")
 STATE = "state.json"
@@ -103,6 +106,7 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
         CorruptFile: it cannot be read.
     """
     with _damage_named(folder):
+        _require_parts(folder, slice(None))
         known = FileSystemReader(folder).read_metadata().state_dict_metadata
         tensors = {name: torch.empty(value.size, dtype=value.properties.dtype) for name, value in known.items()
                    if isinstance(value, TensorStorageMetadata)}
@@ -119,7 +123,22 @@ def read_into(folder: Path, tensors: dict[str, Tensor]) -> None:
         CorruptFile: it cannot be read.
     """
     with _damage_named(folder):
+        _require_parts(folder, slice(dist.get_rank(), None, dist.get_world_size()) if dist.is_initialized()
+                       else slice(None))
         load(tensors, checkpoint_id=folder)
+
+
+def _require_parts(folder: Path, mine: slice) -> None:
+    """Compare the sums of some of a checkpoint's parts, each an archive of its own within a file.
+
+    Raises:
+        ValueError: a part that is not what was written.
+    """
+    parts = FileSystemReader(folder).read_metadata().storage_data or {}
+    for part in sorted(parts.values(), key=lambda part: (part.relative_path, part.offset))[mine]:
+        with (folder / part.relative_path).open("rb") as file:
+            file.seek(part.offset)
+            require_whole(io.BytesIO(file.read(part.length)))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from eyas_contract import DraftSpec, InvalidInput, MlaSizes, TargetSpec
+from eyas_contract.engines.checks.config_values import value_faults
 from eyas_contract.engines.wanted import MLA_KEYS
 from eyas_contract.target import read_config, text_config
 
@@ -31,17 +32,22 @@ def draft_sizes(wishes: Wishes, target: TargetSpec, num_aux: int, vocab_size: in
     """The target's own sizes where the wishes leave them open.
 
     Raises:
-        InvalidInput: a target whose config does not name its attention heads, or the sizes of the MLA asked for.
+        InvalidInput: a target whose config does not name its attention heads, or the sizes of the MLA asked for, or
+            whose sizes are no numbers.
     """
     plain = text_config(read_config(wishes.target))
-    heads = int(plain.get("num_attention_heads", 0))
+    faults = value_faults(plain)
+    if faults:
+        raise InvalidInput(str(wishes.target / "config.json"), "; ".join(faults), "sizes in positive whole numbers, "
+                           "the same in every layer, by eyas-draft", "Take another target, or restore the file.")
+    heads = plain.get("num_attention_heads") or 0
     if not heads:
         raise InvalidInput(str(wishes.target / "config.json"), "no num_attention_heads",
                            "the target's attention sizes, from which the draft's follow", "Restore the file.")
     mla = _mla_sizes(wishes, plain)
     return DraftSpec(
         kind="mla" if mla else "llama", num_layers=wishes.num_layers, hidden_size=target.hidden_size,
-        intermediate_size=wishes.intermediate_size or int(plain.get("intermediate_size", 4 * target.hidden_size)),
+        intermediate_size=wishes.intermediate_size or plain.get("intermediate_size") or 4 * target.hidden_size,
         num_heads=heads, num_kv_heads=heads if mla else int(plain.get("num_key_value_heads") or heads),
         head_dim=mla.qk_head_dim if mla else _head_dim(plain, target.hidden_size // heads), mla=mla,
         target_hidden_size=target.hidden_size, num_aux=num_aux,

@@ -11,7 +11,7 @@ from torch import Tensor
 from eyas_contract import DraftSpec, InvalidInput, TargetSpec, draft_tensors
 from eyas_contract.target import read_config, text_config
 from eyas_contract.target_tensors import TargetTensors
-from eyas_draft.mapped import map_tensor
+from eyas_draft.mapped import DTYPES, map_tensor
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16)  # others are codes that mean nothing without their scales
 READERS = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")  # the projections of a layer's input
@@ -30,8 +30,8 @@ class TargetWeights:
         head_vh: [V_target, H]; the embedding where the two are tied.
         norm_h: factors of the final norm [H]: its weight, or 1 + weight where the family's norm adds one.
         eps: epsilon of the final norm.
-        last_layer: weights of the last decoder layer by their name within it, e.g. `self_attn.q_proj.weight`; its
-            norms as `norm_h`.
+        last_layer: plain weights of the last decoder layer by their name within it, e.g. `self_attn.q_proj.weight`;
+            its norms as `norm_h`.
     """
 
     embedding_vh: Tensor
@@ -50,7 +50,8 @@ class TargetWeights:
         """
         _require_plain_head(folder, spec)
         tensors = TargetTensors(folder, spec)
-        last = {name: map_tensor(info) for name, info in tensors.last_layer().items()}
+        last = {name: map_tensor(info) for name, info in tensors.last_layer().items()
+                if DTYPES.get(info.dtype) in PLAIN}
         if tensors.adds_one:  # a draft's norms, like Llama's, multiply by the weight itself
             last |= {name: value.float() + 1 for name, value in last.items() if name.endswith("norm.weight")}
         norm = map_tensor(tensors.norm())

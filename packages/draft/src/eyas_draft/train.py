@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
 from eyas_contract import InvalidInput
 from eyas_contract.commands import Progress, plain_config
+from eyas_contract.outputs import lock
 from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import Batch, HostBatch, Loader, plan_epoch, split
 from eyas_draft.config import TrainConfig
@@ -91,11 +93,18 @@ class Trainer:
         self.stepper = self._stepper()
 
     def run(self) -> Walk:
-        """Train to the end; returns the last measurement."""
+        """Train to the end; returns the last measurement.
+
+        Raises:
+            InvalidInput: another process trains in this folder, or what a step or checkpoint refuses.
+        """
         first, out = self.ranks.first, self.config.out
-        trackers = open_trackers(self.config.log_to, out, plain_config(self.config), self.step) if first else []
-        with closing(MetricsLog(out, self.step, first, trackers)) as log, closing(self.stepper):
-            return self._run(log)
+        with ExitStack() as stack:
+            stack.enter_context(closing(self.stepper))
+            if first:
+                stack.callback(os.close, lock(out))
+            trackers = open_trackers(self.config.log_to, out, plain_config(self.config), self.step) if first else []
+            return self._run(stack.enter_context(closing(MetricsLog(out, self.step, first, trackers))))
 
     def _run(self, log: MetricsLog) -> Walk:
         measured = self._measure(log) if self.step == 0 else None

@@ -20,6 +20,7 @@ class Placed:
     """Stored tensors by the parameter they fill, and those that fill none.
 
     Attributes:
+        wanted: parameters and their shapes, those that stand for several among them where the file has such.
         covered: parameters filled by a tensor that stands for several, or by packed numbers.
         scales: quantisation parameters that the class is known to load; unsure: those of which it is not known.
     """
@@ -36,7 +37,7 @@ class Placed:
 def place(case: Case, loader: Loader) -> Placed:
     """Sort the stored names as the engine's loader does."""
     wanted = tensors(case.config, loader)
-    placed = Placed(wanted, {})
+    placed, fused = Placed(wanted, {}), dict[str, list[str]]()
     for name, info in case.tensors.items():
         loaded = loader.place(name)
         if loaded in _SPECIAL or name.endswith(_TABLES):
@@ -47,7 +48,8 @@ def place(case: Case, loader: Loader) -> Placed:
             parts = [f"{prefix}.{part}" for part in FUSED.get(inner, ())]
             if rest and parts and all(part in wanted for part in parts):
                 placed.covered.update(parts)
-                continue
+                wanted[loaded] = (sum(wanted[part][0] for part in parts), *wanted[parts[0]][1:])
+                fused[loaded] = parts
         if loaded is not None and _quantisation(case, loader, placed, name, loaded):
             continue
         if loaded is None or loaded not in wanted:
@@ -56,6 +58,8 @@ def place(case: Case, loader: Loader) -> Placed:
             placed.twice.append(f"{placed.found[loaded].name} and {name}")
         else:
             placed.found[loaded] = info
+    placed.twice.extend(f"{placed.found[part].name} and {placed.found[whole].name}" for whole, parts in fused.items()
+                        for part in parts if part in placed.found)
     return placed
 
 
