@@ -11,7 +11,7 @@ from typing import Annotated
 
 import pytest
 
-from eyas_contract import InvalidInput
+from eyas_contract import EyasError, InvalidInput
 from eyas_contract.commands import Progress, duration, expand_config, run_command
 
 
@@ -95,6 +95,15 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
         expand_config(["train", "--config", str(tmp_path / "b.toml")], {"train": Config})
     with pytest.raises(InvalidInput, match="no file name"):
         expand_config(["train", "--config"], {"train": Config})
+    for first in (["--config", "a.toml"], ["--config=a.toml"]):
+        with pytest.raises(InvalidInput, match=r"before the command.*after it, one of train\. Move it"):
+            expand_config([*first, "train"], {"train": Config})
+
+
+def test_an_error_of_many_lines_says_what_was_wanted_on_a_line_of_its_own() -> None:
+    """Findings end in a line break, and others' messages in a full stop."""
+    assert str(EyasError("here", "two\n  a\n  b\n", "c", "Do d.")) == "here: two\n  a\n  b\nWanted: c. Do d."
+    assert str(EyasError("here", "No protocol.", "c", "Do d.")) == "here: No protocol. Wanted: c. Do d."
 
 
 def test_errors_become_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

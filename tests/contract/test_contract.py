@@ -78,6 +78,13 @@ def test_compare_lists_every_difference() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
 
 
+def test_a_long_value_is_told_by_its_beginning_and_digest() -> None:
+    other = dataclasses.replace(samples.contract(), vocab=VocabMap(256, tuple(range(96))))
+    [difference] = compare(other, samples.contract(), "store", "draft", ("vocab",))
+    assert "... (sha256 " in difference.found
+    assert len(difference.found) < 130
+
+
 def test_absent_sections_are_not_differences() -> None:
     assert compare(Contract(samples.target(), samples.capture()), samples.contract(), "a", "b") == ()
 
@@ -106,6 +113,19 @@ def test_what_is_wrong_is_refused(tmp_path: Path, mutate: object) -> None:
         Contract.load(tmp_path)
 
 
+@pytest.mark.parametrize(("section", "change", "words"), [
+    ("capture", {"hidden_size": 32}, "capture.hidden_size 32, target's 64"),
+    ("vocab", {"target_vocab_size": 512}, "vocab.target_vocab_size 512, target's 256"),
+    ("draft", {"target_hidden_size": 32}, "draft.target_hidden_size 32, but the other sections say 64"),
+    ("draft", {"target_vocab_size": 512}, "draft.target_vocab_size 512, but the other sections say 256"),
+    ("draft", {"draft_vocab_size": 64}, "draft.draft_vocab_size 64, but the other sections say 96"),
+])
+def test_sections_that_contradict_one_another_are_refused(section: str, change: dict[str, int], words: str) -> None:
+    wrong = dataclasses.replace(getattr(samples.contract(), section), **change)
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(samples.contract(), **{section: wrong})
+
+
 def test_every_fault_is_named_at_once(tmp_path: Path) -> None:
     plain = to_plain(samples.contract())
     del plain["target"]["dtype"]
@@ -131,6 +151,12 @@ def test_vocab_map_round_trip(ids: set[int]) -> None:
     assert VocabMap.from_d2t(vocab.d2t(), 256) == vocab
     assert [i for i, marked in enumerate(vocab.t2d()) if marked] == sorted(ids)
     assert vocab.is_full == (len(ids) == 256)
+
+
+@pytest.mark.parametrize("ids", [(), (-1, 3), (0, 256), (3, 2), (1, 1)])
+def test_ids_that_are_no_vocabulary_are_refused(ids: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"ascending, distinct and within 0\.\.255"):
+        VocabMap(256, ids)
 
 
 def test_absolute_ids_are_no_offsets() -> None:
@@ -174,6 +200,9 @@ def test_manifests_of_other_versions(tmp_path: Path) -> None:
     old.save(tmp_path)
     assert Manifest.load(tmp_path) == old
     assert tensor.digest == ("sha256", "d" * 64)
+    for digests in ({}, {"sha256": "d", "xxh3_128": "e"}):
+        with pytest.raises(ValueError, match="one of sha256 and xxh3_128"):
+            TensorRecord("input_ids", "I32", (5,), **digests)
     path = tmp_path / "manifest.json"
     whole = path.read_text()
     path.write_text(whole.replace('"schema_version": 1', '"schema_version": 3'))

@@ -19,7 +19,7 @@ from eyas_contract import Contract, CorruptFile, EyasError, InvalidInput
 from eyas_contract.canonical import to_plain
 from eyas_contract.checkpoint_files import read_checkpoint
 from eyas_contract.engines import check, render
-from eyas_contract.safetensors_header import read_header, read_values
+from eyas_contract.safetensors_header import MAX_VALUE_BYTES, read_header, read_values
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -128,7 +128,8 @@ def test_files_that_one_reader_takes_and_another_leaves(folder: Path, target: Pa
     assert "tensor-dropped" in {f.code for f in check(folder, target)}
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "contract.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "contract.json",
+                                  "tokenizer.json"])
 def test_links_out_of_the_folder(name: str, folder: Path, target: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes((folder / name).read_bytes() if (folder / name).exists() else b"{}")
@@ -157,6 +158,23 @@ def test_links_within_the_download_cache_are_followed(tmp_path: Path, target: Pa
     for path in real.iterdir():
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     assert not [f for f in check(snapshot, target) if f.severity != "note"]
+    other = (home / "snapshots").rename(home / "others") / "0123"
+    with pytest.raises(InvalidInput, match="a link to"):
+        check(other, target)
+
+
+def test_an_index_that_is_a_link_or_of_gigabytes_is_not_read(folder: Path, tmp_path: Path) -> None:
+    """By any reader of a checkpoint: `check` looks at every file beforehand, trainer and extraction do not."""
+    index = folder / "model.safetensors.index.json"
+    (tmp_path / "outside").write_text(json.dumps({"weight_map": {"fc.weight": "model.safetensors"}}))
+    index.symlink_to(tmp_path / "outside")
+    with pytest.raises(InvalidInput, match="a link to"):
+        read_checkpoint(folder)
+    index.unlink()
+    with index.open("wb") as sink:
+        sink.truncate(MAX_VALUE_BYTES + 1)
+    with pytest.raises(InvalidInput, match=f"{MAX_VALUE_BYTES + 1} bytes"):
+        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json",

@@ -13,6 +13,7 @@ import pytest
 from drafts import Folder, Tensor, bf16, int64, mask, ones
 
 from eyas_contract.engines import ServerFlags, check, verdict
+from eyas_contract.errors import InvalidInput
 
 Change = Callable[[Folder], Any]
 
@@ -140,6 +141,13 @@ HARMFUL: list[tuple[str, str, Change]] = [
     ("ids as text", "aux-layer-ids", put(IDS, "1,5,8")),
     ("ids as floats", "aux-layer-ids", put(IDS, [1.0, 5.0, 8.0])),
     ("num_aux_hidden_states 4", "aux-layer-count", put("num_aux_hidden_states", 4)),
+    ("two ids, and a number that fits fc", "aux-layer-count", lambda f: (put(IDS, [1, 8])(f),
+                                                                        put("num_aux_hidden_states", 3)(f))),
+    ("fc for four states, no ids", "aux-layer-count", lambda f: (f.config.pop("eagle_config"), f.config.update(
+        num_aux_hidden_states=4), f.tensors.update({"fc.weight": bf16([64, 256])}))),
+    ("ids under the newer vLLM's key", "aux-layer-convention", put("eagle_config", {"layer_ids": [3, 6, 9]})),
+    ("ids under a misspelt key", "aux-layer-convention", put("eagle_config", {
+        "aux_hidden_state_layer_ids": [3, 6, 9]})),
     # norms
     ("norm before the residual", "norm-before-residual", put("norm_before_residual", True)),
     ("fc_norm asked for, not there", "tensor-missing", put("fc_norm", True)),
@@ -161,6 +169,16 @@ HARMFUL: list[tuple[str, str, Change]] = [
     ("no class", "draft-architecture", remove("architectures")),
     ("no hidden_size", "config-keys", remove("hidden_size")),
     ("no model_type", "config-keys", remove("model_type")),
+    ("no num_hidden_layers", "config-keys", remove("num_hidden_layers")),
+    ("norm_output as text", "config-value", put("norm_output", "false")),
+    # what another model_type fills in
+    ("Qwen 3's width of a head", "head-dim", lambda f: (f.config.pop("head_dim"), put("model_type", "qwen3")(f))),
+    ("Mistral's key-value heads", "tensor-shape", lambda f: (f.config.pop("num_key_value_heads"),
+                                                             put("model_type", "mistral")(f))),
+    ("Gemma's tied head", "head-tied", lambda f: (f.config.pop("tie_word_embeddings"),
+                                                  put("model_type", "gemma3_text")(f))),
+    ("gpt-oss's bias", "tensor-missing", put("model_type", "gpt_oss")),
+    ("half a head rotated", "rope-differs", put("model_type", "glm4_moe")),
     ("hidden_size as text", "config-value", put("hidden_size", "64")),
     ("heads of zero", "config-value", put("num_attention_heads", 0)),
     ("another hidden size", "target-hidden-size", put("hidden_size", 128)),
@@ -199,6 +217,25 @@ def test_each_harmful_change_is_found(code: str, change: Change, tmp_path: Path,
         assert all((finding.where, finding.found, finding.wanted, finding.consequence, finding.remedy)), finding
 
 
+def test_a_map_that_was_never_filled(tmp_path: Path, target: Path) -> None:
+    folder = drafts.draft()
+    folder.tensors |= {"d2t": int64([0] * 96), "t2d": mask(list(range(96)), 256)}
+    assert verdict(check(folder.write(tmp_path / "marked"), target)) == "pass", "t2d says the same"
+    del folder.tensors["t2d"]
+    assert [(f.code, f.severity) for f in check(folder.write(tmp_path / "draft"), target) if f.severity != "note"] \
+        == [("d2t-values", "warning")]
+
+
+def test_a_share_of_the_head_that_sglang_does_not_read(tmp_path: Path) -> None:
+    """Draft and target alike; SGLang takes the share from outside of the rope alone, and rotates all of the head."""
+    rope = {"rope_theta": 500000.0, "rope_type": "default", "partial_rotary_factor": 0.5}
+    target = drafts.target(rope_parameters=rope).write(tmp_path / "target")
+    found = check(drafts.draft(rope_parameters=rope, rope_scaling=rope).write(tmp_path / "draft"), target)
+    assert ("rope-spellings", "warning") in {(f.code, f.severity) for f in found}
+    both = drafts.draft(rope_parameters=rope, rope_scaling=rope, partial_rotary_factor=0.5).write(tmp_path / "both")
+    assert verdict(check(both, target)) == "pass"
+
+
 def test_there_are_sixty_harmful_changes() -> None:
     assert len(HARMFUL) >= 60
 
@@ -224,6 +261,11 @@ LAUNCHES: list[tuple[str, str, dict[str, Any]]] = [
     ("heads by three", "tp-indivisible", {"tp_size": 3}),
     ("quantised target", "quantization-inherited", {"quantization": "fp8"}),
     ("token map", "token-map-ignored", {"speculative_token_map": "map.pt"}),
+    ("YaRN for the target", "config-overridden", {"json_model_override_args": json.dumps(
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}})}),
+    ("the draft's rope without its theta", "config-overridden", {"json_model_override_args": json.dumps(
+        {"rope_parameters": {"rope_type": "default"}})}),
+    ("fewer layers of the target", "config-overridden", {"json_model_override_args": '{"num_hidden_layers": 4}'}),
     ("unknown backend", "backend-unknown", {"attention_backend": "mine"}),
 ]
 
@@ -232,6 +274,16 @@ LAUNCHES: list[tuple[str, str, dict[str, Any]]] = [
 def test_each_harmful_launch_is_found(code: str, flags: dict[str, Any], tmp_path: Path, target: Path) -> None:
     findings = check(drafts.draft().write(tmp_path / "draft"), target, flags=ServerFlags(**flags))
     assert code in {f.code for f in findings if f.severity != "note"}, findings
+
+
+def test_an_override_that_leaves_the_draft_as_it_is_passes(tmp_path: Path, target: Path) -> None:
+    folder = drafts.draft().write(tmp_path / "draft")
+    same = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}, "max_position_embeddings": 8192}
+    flags = ServerFlags.from_command(f"serve --json-model-override-args '{json.dumps(same)}'")
+    assert verdict(check(folder, target, flags=flags)) == "pass"
+    for text in ("{", "[1]", '{"rope_scaling": 4}', '{"rope_scaling": {"factor": "4"}}'):
+        with pytest.raises(InvalidInput, match="--json-model-override-args"):
+            check(folder, target, flags=ServerFlags(json_model_override_args=text))
 
 
 def _sharded(folder: Folder) -> None:
@@ -270,6 +322,9 @@ HARMLESS: list[tuple[str, Change]] = [
     ("both spellings of rope", put("rope_parameters", {"rope_theta": 500000.0, "rope_type": "default"})),
     ("rope_parameters alone", lambda f: (f.config.pop("rope_theta"), f.config.pop("rope_scaling"), f.config.update(
         rope_parameters={"rope_theta": 500000, "rope_type": "default"}))),
+    ("another type, every key written", lambda f: f.config.update(model_type="qwen3", attention_bias=False)),
+    ("the layers under another name, as the server captures them", put("eagle_config", {"layer_ids": [2, 6, 9]})),
+    ("norm flags null or as numbers", lambda f: f.config.update(norm_output=0, fc_norm=None)),
     ("theta as a whole number", put("rope_theta", 500000)),
     ("more positions than the target", put("max_position_embeddings", 131072)),
     ("other eps", put("rms_norm_eps", 1e-6)),

@@ -36,6 +36,7 @@ def codes(folder: Folder, tmp_path: Path, target: Path, **options: object) -> di
 
 def test_an_mla_draft(tmp_path: Path, kimi: Path) -> None:
     assert codes(drafts.mla_draft(), tmp_path, kimi) == {}
+    assert codes(drafts.mla_draft(target_hidden_size=None), tmp_path, kimi) == {}, "the MLA class takes hidden_size"
     assert codes(drafts.mla_draft(), tmp_path, kimi, version="0.5.11") == {"draft-architecture": "error"}
     assert codes(drafts.mla_draft(fc_norm=True), tmp_path, kimi, version="0.5.12")["norm-ignored"] == "error"
     assert codes(drafts.mla_draft(num_hidden_layers=2), tmp_path, kimi) == {"num-layers": "error"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas_contract import InvalidInput, Rope, TargetSpec
+from eyas_contract.fingerprint import SAMPLE_BYTES, chat_template_sha256, tokenizer_sha256, weights_fingerprint
 
 
 def test_reads_the_tiny_target(tiny_target: Path) -> None:
@@ -72,6 +73,38 @@ def test_values_that_are_none_are_named(key: str, value: object, tmp_path: Path)
         {"num_hidden_layers": 8, "hidden_size": 64, "vocab_size": 256, key: value}), encoding="utf-8")
     with pytest.raises(InvalidInput, match=key):
         TargetSpec.from_folder(tmp_path)
+
+
+def test_files_of_other_names_sizes_or_ends_are_other_weights(tmp_path: Path) -> None:
+    path, content = tmp_path / "a.safetensors", bytes(40 * SAMPLE_BYTES)
+    path.write_bytes(content)
+    whole = weights_fingerprint(tmp_path)
+    for other in (content[:-1] + b"\1", content[:-1]):
+        path.write_bytes(other)
+        assert weights_fingerprint(tmp_path) != whole
+    path.write_bytes(content)
+    assert weights_fingerprint(tmp_path) == whole
+    path.rename(tmp_path / "b.safetensors")
+    assert weights_fingerprint(tmp_path) != whole
+
+
+def test_every_file_of_an_older_tokenizer_counts(tmp_path: Path) -> None:
+    assert tokenizer_sha256(tmp_path) == ""
+    found = set()
+    for name in ("tokenizer.model", "vocab.json", "merges.txt", "tiktoken.model"):
+        (tmp_path / name).write_text(name)
+        found.add(tokenizer_sha256(tmp_path))
+    assert len(found) == 4
+
+
+def test_a_list_of_templates_has_a_digest_too(tmp_path: Path) -> None:
+    """As older tokenizers keep them, one for tools; the order of their keys is no difference."""
+    config, one = tmp_path / "tokenizer_config.json", {"name": "default", "template": "{{ x }}"}
+    digests = []
+    for template in (one, dict(reversed(one.items())), one | {"template": "{{ y }}"}):
+        config.write_text(json.dumps({"chat_template": [template]}))
+        digests.append(chat_template_sha256(tmp_path))
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_link_to_nothing_is_named(tiny_target: Path, tmp_path: Path) -> None:

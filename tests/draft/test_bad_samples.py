@@ -18,6 +18,7 @@ from eyas_draft import checkpoint
 from eyas_draft.batches import plan_epoch
 from eyas_draft.config import TrainConfig
 from eyas_draft.fixed import pack_sizes
+from eyas_draft.metrics import read_rows
 from eyas_draft.packs import fill_pack
 from eyas_draft.ranks import Ranks
 from eyas_draft.train import Trainer
@@ -43,6 +44,21 @@ def test_a_run_whose_every_sample_is_bad_ends(tmp_path: Path, tiny_target: Path,
     run = trainer(store, tiny_target, tmp_path / "run", shapes=shapes, resident=resident, epochs=4, max_bad_samples=20)
     with pytest.raises(InvalidInput, match="all 7 samples to train on"):
         run.run()
+
+
+@pytest.mark.parametrize("resident", ["yes", "no"])
+def test_padding_holds_nothing_of_a_bad_sample(tmp_path: Path, tiny_target: Path, rows: list[storemaker.Row],
+                                               resident: Literal["yes", "no"]) -> None:
+    """Its NaN, times a gradient of zero, made all gradients of padded packs NaN where the first sample was bad."""
+    few = [longer(row, 1, bad=number == 0) for number, row in enumerate(rows[:9])]
+    store = storemaker.write_store(tmp_path / "store", tiny_target, few)
+    losses = []
+    for shapes in ("ragged", "fixed"):
+        trainer(store, tiny_target, tmp_path / shapes, shapes=shapes, resident=resident, holdout=0.0).run()
+        steps = [row for row in read_rows(tmp_path / shapes / "metrics.jsonl") if "loss" in row]
+        assert not any(row.get("skipped") for row in steps)
+        losses.append([row["loss"] for row in steps])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_the_limit_is_that_of_all_processes_together(tmp_path: Path, tiny_target: Path, store: Path) -> None:

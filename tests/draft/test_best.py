@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,52 @@ def test_a_best_json_that_names_nothing_is_told(trained: Callable[..., Trainer],
         exported(tmp_path / "run", tmp_path / "draft")
     trained({3: 1.9}, 3)  # finished: nothing is trained, and the file is put right
     assert exported(tmp_path / "run", tmp_path / "draft") == (3, 1.9)
+
+
+def test_old_checkpoints_go_but_never_the_best(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        checkpoint.save(tmp_path, step, {"step": step})
+    checkpoint.mark_best(tmp_path, 2, 1.5)
+    checkpoint.remove_old(tmp_path, 0)
+    assert steps(tmp_path) == [1, 2, 3, 4]
+    checkpoint.remove_old(tmp_path, 1)
+    assert steps(tmp_path) == [2, 4]
+
+
+@pytest.mark.parametrize(("best", "settled"), [(1, (1, 2.5)), (2, (2, 2.5)), (3, (2, 1.5)), (0, (2, 1.5))],
+                         ids=["earlier", "this", "later", "gone"])
+def test_the_best_is_a_checkpoint_that_is_there_and_no_later_than_the_one_continued(
+        tmp_path: Path, best: int, settled: tuple[int, float]) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"step": step})
+    (tmp_path / "checkpoints" / "step-00000000.tmp").touch()  # of a run that was killed while it wrote
+    checkpoint.mark_best(tmp_path, 3, 9.0)
+    state = {"step": 2, "measured": 1.5, "best_step": best, "best": 2.5}
+    assert checkpoint.settle_best(tmp_path, state) == settled
+    assert checkpoint.best_step(tmp_path) == settled[0]
+
+
+def test_a_checkpoint_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power cut leaves the newest one empty, and the one before it removed."""
+    synced: list[int] = []
+
+    def fsync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_size)
+        assert not (tmp_path / "checkpoints" / "step-00000003.pt").exists()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = checkpoint.save(tmp_path, 3, {"step": 3})
+    assert synced == [path.stat().st_size]
+
+
+def test_exported_weights_are_synced_before_they_have_their_name(trained: Callable[..., Trainer], tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    trained({3: 1.9}, 3)
+    weights, synced = tmp_path / "draft" / "model.safetensors", set[int]()
+
+    def fsync(handle: int) -> None:
+        synced.add(0 if weights.exists() else os.fstat(handle).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    exported(tmp_path / "run", tmp_path / "draft")
+    assert weights.stat().st_size in synced

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import storemaker
@@ -24,11 +25,12 @@ from eyas_draft.ops import get_ops
 from eyas_draft.prompts import read_prompts
 from eyas_draft.rounds import TreeShape
 from eyas_draft.setup import draft_ids
-from eyas_draft.store import Store
+from eyas_draft.states import States
+from eyas_draft.store import Sample, Store
 from eyas_draft.target_model import TargetModel
 from eyas_draft.target_weights import TargetWeights
 from eyas_draft.train import Trainer
-from eyas_draft.walk import walk
+from eyas_draft.walk import Walk, _rounds, _turns, walk
 
 SHAPES = [(1, 1, 2), (3, 1, 4), (3, 2, 6), (4, 3, 16), (2, 4, 5)]
 MAX_NEW = 24
@@ -134,6 +136,23 @@ def test_native_and_plain_operations_accept_the_same(draft: Path, tiny_target: P
         assert accepted[0] == accepted[1]
 
 
+def test_rounds_and_their_statistics_by_hand() -> None:
+    assert _rounds([1, 9, 0, 2, 9, 9], 0, 6) == [1, 0, 2]  # begun at rows 0, 2 and 3
+    assert _rounds([0, 0, 0, 0], 0, 4) == [0, 0]  # the third would have no token behind its bonus
+    walked = Walk((1, 0, 1))
+    assert (walked.rounds, walked.acceptance_length, walked.standard_error) == (2, 2.0, 1.0)
+    assert Walk((2, 1, 1)).rates == (0.5, 0.25)
+    assert (Walk((0, 1)).standard_error, Walk((0, 0)).acceptance_length) == (0.0, 1.0)
+
+
+def test_turns_end_with_their_document_and_begin_behind_a_token_of_it() -> None:
+    masks = [[1, 0, 1, 1, 0, 0], [1, 0, 1, 1], [0, 1, 0, 1]]
+    documents = [Sample(str(i), torch.zeros(len(mask), dtype=torch.int32), torch.tensor(mask, dtype=torch.bool),
+                        States(torch.zeros(len(mask), 3)), States(torch.zeros(len(mask), 1)))
+                 for i, mask in enumerate(masks)]
+    assert _turns(Batch.pack(documents, torch.device("cpu"))) == [(1, 4), (7, 10), (10, 12), (12, 14)]
+
+
 def test_the_walk_over_stored_answers_predicts_the_decoders_rounds(
         draft: Path, tiny_target: Path, store: Path, rows: list[storemaker.Row]) -> None:
     """Round for round, but for the last of each answer, which the walk leaves out where it holds only the bonus."""
@@ -158,8 +177,11 @@ def test_the_walk_over_stored_answers_predicts_the_decoders_rounds(
 
 
 def test_report(draft: Path, tiny_target: Path, prompts_file: Path) -> None:
+    said = io.StringIO()
     report = evaluate(EvalConfig(draft, tiny_target, prompts_file, topk=2, num_draft_tokens=6, max_new_tokens=MAX_NEW,
-                                 batch_size=7, compare_greedy=True), io.StringIO())
+                                 batch_size=7, compare_greedy=True), said)
+    for name in ("eval", "without the draft"):  # a share, and so a time to wait
+        assert f"{name}:  100 %  24/24 prompts" in said.getvalue()
     assert report["outputs_identical"]
     assert len(report["outputs"]) == report["prompts"] == 24
     assert sum(report["histogram"]) == report["rounds"]
@@ -168,6 +190,13 @@ def test_report(draft: Path, tiny_target: Path, prompts_file: Path) -> None:
     assert 1 + sum(report["position_rates"]) == pytest.approx(report["acceptance_length"])
     assert report["acceptance_length"] > 1.3
     json.dumps(report)
+
+
+def test_prompts_are_read_before_the_targets_weights(draft: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """A wrong path is told at once, not after the minutes that a large target takes."""
+    with patch("eyas_draft.evaluate.TargetWeights.load", side_effect=AssertionError("weights were read")), \
+            pytest.raises(InvalidInput, match="no such file"):
+        evaluate(EvalConfig(draft, tiny_target, tmp_path / "absent.jsonl"), io.StringIO())
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (3, 1, 5), (2, 2, 8), (3, 2, 1)])

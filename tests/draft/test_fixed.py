@@ -106,13 +106,28 @@ def test_gradients_of_objectives_are_their_derivatives(name: str) -> None:
     torch.testing.assert_close(grad, wanted)
 
 
+@pytest.mark.parametrize("name", ["kl", "tv", "lk-alpha", "lk-lambda"])
+def test_a_draft_that_is_the_target_has_nothing_to_lose(name: str) -> None:
+    target = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).softmax(-1)
+    value, _ = evaluate(((name, 1.0),), target.log(), target)
+    torch.testing.assert_close(value, torch.zeros_like(value))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objectives_stay_finite_where_target_and_draft_share_nothing(name: str) -> None:
+    """Probabilities of exactly zero on both sides, as float32 gives them."""
+    value, grad = evaluate(((name, 1.0),), torch.tensor([[200.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]]))
+    assert torch.isfinite(value).all()
+    assert torch.isfinite(grad).all()
+
+
 def test_a_mix_is_a_weighted_sum_and_unknown_names_are_refused() -> None:
     logits, target = torch.randn(4, 7), torch.randn(4, 7).softmax(-1)
     (a, ga), (b, gb) = (evaluate(((name, 1.0),), logits, target) for name in ("kl", "choice"))
     value, grad = evaluate(parse_mix("kl=0.25,choice=2"), logits, target)
     torch.testing.assert_close(value, 0.25 * a + 2 * b)
     torch.testing.assert_close(grad, 0.25 * ga + 2 * gb)
-    for text in ("ce,huber", "ce=0", "kl=x", ""):
+    for text in ("ce,huber", "ce=0", "ce=inf", "ce=nan", "ce=-1", "kl=x", ""):
         with pytest.raises(InvalidInput, match="--loss"):
             parse_mix(text)
 

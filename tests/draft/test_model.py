@@ -5,6 +5,10 @@ Of its Llama class; `test_mla_draft.py` has the MLA class.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from specs import SPEC, VARIANTS, pack, random_model, random_samples
@@ -19,6 +23,9 @@ def rms(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -
     """SGLang's fused RMSNorm: with a residual, norm(x + residual) and the sum."""
     x = x if residual is None else x + residual
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight, x
+
+
+Floats = np.typing.NDArray[np.float64]
 
 
 class Served:
@@ -112,8 +119,54 @@ def test_equals_sglangs_forward_through_extend_and_own_steps(spec: DraftSpec) ->
         torch.testing.assert_close(hidden[-1:], last, rtol=1e-6, atol=1e-6)
 
 
+def angles(spec: DraftSpec, positions: int) -> tuple[Floats, Floats]:
+    """cos and sin of a rope by its definition; YaRN as in SGLang's `rotary_embedding/yarn.py` (0.5.20)."""
+    width, kind, keys = spec.rope_dim, spec.rope.type, dict(spec.rope.scaling)
+    plain = [spec.rope.theta ** (-2 * i / width) for i in range(width // 2)]
+    stretch, magnitude, rates = float(keys.get("factor", 1)), 1.0, []
+    whole = float(keys.get("original_max_position_embeddings", spec.max_position_embeddings))
+    low, high = (width * math.log(whole / (2 * math.pi * float(keys.get(key, usual)))) / (2 * math.log(spec.rope.theta))
+                 for key, usual in (("beta_fast", 32), ("beta_slow", 1)))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+    for i, rate in enumerate(plain):
+        share = 0.0  # of the rate that is kept as it is
+        if kind == "llama3":
+            least, most = float(keys["low_freq_factor"]), float(keys["high_freq_factor"])
+            share = min(max((whole * rate / (2 * math.pi) - least) / (most - least), 0), 1)
+        elif kind == "yarn":
+            share = 1 - min(max((i - low) / (high - low or 0.001), 0), 1)
+        rates.append(share * rate + (1 - share) * rate / stretch)
+    if kind == "yarn":
+        up, down = (0.1 * float(keys.get(key, usual)) * math.log(stretch) + 1
+                    for key, usual in (("mscale", 1), ("mscale_all_dim", 0)))
+        magnitude = up / down * float(keys.get("attn_factor", 1))
+    turned = np.outer(np.arange(positions), [*rates, *rates])
+    return np.cos(turned) * magnitude, np.sin(turned) * magnitude
+
+
+HALF = ("factor", 4.0), ("original_max_position_embeddings", 64)
+ROPES = {"plain": Rope("default", 1e4), "linear": Rope("linear", 1e4, (("factor", 4.0),)), "llama3": Rope(
+    "llama3", 5e5, (("factor", 8.0), ("high_freq_factor", 4.0), ("low_freq_factor", 1.0),
+                    ("original_max_position_embeddings", 64))), "yarn": Rope("yarn", 5e4, HALF),
+    "yarn, betas": Rope("yarn", 5e4, (("beta_fast", 8.0), ("beta_slow", 2.0), *HALF)),
+    "yarn, mscales": Rope("yarn", 5e4, (*HALF, ("mscale", 1.0), ("mscale_all_dim", 0.7))),
+    "yarn, attention_factor": Rope("yarn", 5e4, (("attention_factor", 1.0), *HALF)),
+    "yarn, attn_factor": Rope("yarn", 5e4, (("attn_factor", 1.3), *HALF)),
+    "yarn, no original length": Rope("yarn", 5e4, (("factor", 4.0),))}
+
+
+@pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES.keys())
+@pytest.mark.parametrize("head_dim", [6, 10, 64])
+def test_rotation_is_that_of_the_definition(rope: Rope, head_dim: int) -> None:
+    spec = replace(SPEC, head_dim=head_dim, rope=rope)
+    found = random_model(spec).rotary(torch.zeros(1, dtype=torch.float64), torch.arange(200)[None])
+    for mine, theirs in zip(found, angles(spec, 200), strict=True):
+        np.testing.assert_allclose(mine[0], theirs, atol=2e-5)  # angles are float32, as in engines
+
+
 def test_what_is_not_computed_is_refused_all_at_once() -> None:
-    from dataclasses import replace
+    with pytest.raises(InvalidInput, match=r"6 heads beside states of 32"):
+        DraftModel(replace(SPEC, num_heads=6), torch.zeros(50, 32))
     spec = replace(SPEC, rope=Rope("dynamic", 1e4), hidden_act="nope", own_embedding=True)
     with pytest.raises(InvalidInput, match=r"dynamic.*embedding of its own.*nope"):
         DraftModel(spec, torch.zeros(50, 32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ from eyas_contract import CorruptFile, InvalidInput
 from eyas_draft import cli
 from eyas_draft.advise import Point, advise, fit, read_points, worth
 from eyas_draft.batches import split
-from eyas_draft.config import PlanConfig, PlotConfig
+from eyas_draft.config import PlanConfig, PlotConfig, TrainConfig
 from eyas_draft.flops import layer_weights, step_flops
 from eyas_draft.metrics import read_rows
 from eyas_draft.plan import plan
@@ -65,6 +66,13 @@ def test_predictions_from_noisy_halves_hold_the_truth_in_their_interval(tmp_path
     assert by_name["2x data"].hours == pytest.approx(8e5 * 6 / 1e5 / 3600, abs=1e-4)
 
 
+def test_measurements_of_the_first_half_epoch_say_nothing(tmp_path: Path) -> None:
+    rows = [{"tokens": 40, "seconds": 2.0}, {"heldout": {"distinct_tokens": 100, "acceptance_length": 1.1}},
+            {"tokens": 10, "seconds": 3.0}, {"heldout": {"distinct_tokens": 100, "acceptance_length": 1.2}}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": 1, **row}) + "\n" for row in rows))
+    assert read_points(tmp_path, 7) == ([Point(7, 100, 0.5, 1.2)], 10.0)
+
+
 def test_too_few_runs_and_unlike_ones_are_refused(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", 1e5, 0.5)
     with pytest.raises(InvalidInput, match="1 amounts of data"):
@@ -92,8 +100,8 @@ def test_operations_are_those_of_the_products() -> None:
     assert layer_weights(SPEC) == weights
     fc, head = 3 * h * h, h * v
     prefix = 4 * width * (10 * 11 / 2)
-    one = 2 * 10 * (weights + fc) + 2 * 6 * head + prefix
-    assert step_flops(SPEC, [10], 6, 1) == 3 * one + 2 * 6 * h * (v + 50)
+    one = 2 * 10 * weights + 2 * 6 * head + prefix
+    assert step_flops(SPEC, [10], 6, 1) == 3 * one + 2 * (2 * 10 * fc) + 2 * 6 * h * (v + 50)  # states have no gradient
     assert step_flops(SPEC, [10], 6, 2) > 1.7 * step_flops(SPEC, [10], 6, 1)
 
 
@@ -110,9 +118,17 @@ def test_a_plan_counts_the_draft_and_the_store(store: Path, tiny_target: Path) -
 
 
 def test_a_plan_takes_the_targets_vocabulary_where_that_is_smaller(tiny_target: Path) -> None:
-    """The default is 32,000, and it is not the target's fault."""
+    """Train's default is larger, and it is not the target's fault."""
     smaller = plan(PlanConfig(tiny_target, tokens=10_000))
     assert smaller == plan(PlanConfig(tiny_target, tokens=10_000, vocab_size=0))
+
+
+def test_a_plan_is_of_the_run_that_train_would_do() -> None:
+    planned = {field.name: field.default for field in dataclasses.fields(PlanConfig)}
+    trained = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    named = planned.keys() & trained.keys() - {"target", "store", "resident"}
+    assert {"vocab_size", "epochs", "tokens_per_batch"} < named
+    assert {name: planned[name] for name in named} == {name: trained[name] for name in named}
 
 
 def test_runs_that_are_shown_elsewhere_are_still_alike(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import storemaker
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas_contract import ContractMismatch, InvalidInput, TargetSpec
+from eyas_contract import ContractMismatch, InvalidInput, Rope, TargetSpec
 from eyas_draft.config import TrainConfig
 from eyas_draft.setup import draft_ids, prepare, special_ids_seen
 from eyas_draft.sizes import draft_sizes
@@ -58,6 +58,14 @@ def test_the_draft_computes_silu_whatever_the_target_does(store: Path, tiny_targ
     (target / "config.json").write_text(json.dumps(config))
     wishes = settings(store, target, tmp_path)
     assert draft_sizes(wishes, TargetSpec.from_folder(tiny_target), 3, 64).hidden_act == "silu"
+
+
+def test_the_draft_rotates_whole_heads_whatever_the_target_does(store: Path, tiny_target: Path, tmp_path: Path) -> None:
+    """Of a part, engines know by different keys; a rope that is stretched over a part was no rope of the draft's."""
+    wishes, target = settings(store, tiny_target, tmp_path), TargetSpec.from_folder(tiny_target)
+    scaling = (("factor", 4.0), ("original_max_position_embeddings", 64))
+    part = replace(target, rope=Rope("yarn", 1e4, (*scaling, ("partial_rotary_factor", 0.5))))
+    assert draft_sizes(wishes, part, 3, 64).rope == Rope("yarn", 1e4, scaling)
 
 
 def test_target_initialisation_computes_the_targets_last_layer(store: Path, tiny_target: Path, tmp_path: Path) -> None:

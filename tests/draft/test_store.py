@@ -169,6 +169,32 @@ def test_epochs_hold_every_sample_once_in_batches_within_the_size() -> None:
         assert all(sum(lengths[i] for i in batch) <= 32 or len(batch) == 1 for batch in plan)
     assert orders[0] != orders[1]
     assert orders == [plan_epoch(lengths, range(8), 32, seed=1, epoch=e) for e in range(3)]
+    assert [len(batch) for batch in plan_epoch([8] * 8, range(8), 32, seed=1, epoch=0)] == [4, 4]  # filled to the last
+
+
+class Few(Store):
+    """Of four samples two can be trained on: one has no trained token, one nothing to predict."""
+
+    def __init__(self) -> None:
+        self.folder = Path("few")
+
+    def __len__(self) -> int:
+        return 4
+
+    def trained(self, index: int) -> int:
+        return (1, 1, 0, 1)[index]
+
+    def length(self, index: int) -> int:
+        return (3, 2, 9, 3)[index]
+
+
+def test_the_smallest_shares_leave_one_sample_on_each_side() -> None:
+    for fraction in (1.0, 0.01):
+        trained, held = split(Few(), 0.01, 0, fraction)
+        assert sorted(trained + held) == [0, 3]
+        assert (len(trained), len(held)) == (1, 1)
+    with pytest.raises(InvalidInput, match="--fraction"):
+        split(Few(), 0.01, 0, 1.5)
 
 
 def test_the_cursor_continues_where_batches_stopped(store: Path) -> None:

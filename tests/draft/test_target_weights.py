@@ -27,6 +27,7 @@ from transformers import (
 from eyas_contract import InvalidInput, TargetSpec
 from eyas_draft.target_model import TargetModel
 from eyas_draft.target_weights import TargetWeights
+from eyas_draft.ttt import Teacher
 
 H, V = 32, 48
 SIZES: dict[str, Any] = {
@@ -111,3 +112,27 @@ def test_the_reference_decoder_refuses_linear_attention(tmp_path: Path) -> None:
     saved(Qwen3NextForCausalLM(Qwen3NextConfig(**HYBRID, **EXPERTS)), tmp_path)
     with pytest.raises(InvalidInput, match="linear_attention"):
         TargetModel(tmp_path, (1, 2), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_the_teacher_reads_the_states_that_the_store_holds(post_norm: bool) -> None:
+    """A state that is normed already is not normed again, nor one that is not handed to the head as it is."""
+    g = torch.Generator().manual_seed(3)
+    head, last, norm = (torch.randn(*shape, generator=g) for shape in ((9, 4), (5, 4), (4,)))
+    ids, eps = torch.tensor([1, 2, 5, 8]), 1e-5
+    teacher = Teacher(TargetWeights(head, head, norm, eps, {}), ids, post_norm=post_norm, device=torch.device("cpu"),
+                      dtype=torch.float32)
+    read = last if post_norm else last / (last.square().mean(-1, keepdim=True) + eps).sqrt() * norm
+    logits = read @ head.T
+    torch.testing.assert_close(teacher.probabilities(last), logits[:, ids].softmax(-1))
+    choices = logits.argmax(-1).tolist()
+    assert teacher.proposable(last).tolist() == [choice in ids.tolist() for choice in choices]
+    assert 0 < sum(choice in ids.tolist() for choice in choices) < 5  # or it would show nothing
+
+
+def test_a_draft_of_the_whole_vocabulary_can_propose_every_choice() -> None:
+    head, last = torch.eye(6, 4), torch.randn(3, 4)
+    teacher = Teacher(TargetWeights(head, head, torch.ones(4), 1e-5, {}), torch.arange(6), post_norm=True,
+                      device=torch.device("cpu"), dtype=torch.float32)
+    assert teacher.covers_all
+    assert teacher.proposable(last).tolist() == [True] * 3

@@ -90,6 +90,15 @@ def test_cut_lost_and_swapped_shards(store: Path, spoil: Callable[[Path], None],
     assert {d.shard for d in damage} == {SHARD}
 
 
+def test_a_shard_outside_of_the_store_is_none_of_its(store: Path) -> None:
+    manifest = Manifest.load(store)
+    (store / SHARD).rename(store.parent / SHARD)
+    shards = [dataclasses.replace(shard, file=f"../{SHARD}") if shard.file == SHARD else shard
+              for shard in manifest.shards]
+    dataclasses.replace(manifest, shards=tuple(shards)).save(store)
+    assert [(d.shard, d.fault) for d in check(store).damage] == [(f"../{SHARD}", "no such file in the store")]
+
+
 def rewrite(store: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     """A shard with other tensors and a manifest that records them as if they were right."""
     manifest = Manifest.load(store)

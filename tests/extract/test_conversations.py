@@ -123,6 +123,18 @@ def test_an_id_that_another_rows_sample_would_have_is_a_duplicate(write: Write, 
     assert later.line == 2
 
 
+@pytest.mark.parametrize("bad", [b'"\\ud83d"', b'"\\uD83D"', b'"x", "more": ' + b"[" * 500 + b"]" * 500],
+                         ids=["lower", "upper", "deep"])
+def test_rows_are_judged_alike_wherever_the_reading_begins(write: Write, bad: bytes) -> None:
+    """A row that is left out claims no id; a run that goes on behind it must know."""
+    good = {"id": "a", "messages": [USER]}
+    path = write([b'{"id": "a", "messages": [{"role": "user", "content": ' + bad + b"}]}", good, good])
+    rows = read(path)
+    assert [type(row) for row in rows] == [Reject, Conversation, Reject]
+    assert list(read_conversations(path, 2)) == rows[1:]
+    assert list(read_conversations(path, 3)) == rows[2:]
+
+
 def test_tool_calls_come_out_in_one_form(write: Write) -> None:
     call = {"id": "c", "function": {"name": "f", "arguments": {"town": "Oslo"}}}
     as_text = {"id": "c", "function": {"name": "f", "arguments": '{"town": "Oslo"}'}}

@@ -172,6 +172,18 @@ def test_known_output_ids_are_used_as_they_are(template: Make) -> None:
     assert both(again, chat) == (["one<|im_end|> | two"], [])
 
 
+def test_known_output_ids_that_go_on_after_their_end_are_rejected(template: Make) -> None:
+    chat = template(tiny.CHATML)
+    stop = chat.tokenizer.eos_token_id
+    row = talk("red", {"content": "one<|im_end|>", "output_ids": [*chat.encode("one"), stop, stop]})
+    assert both(row, chat) == ([], ["output_ids of turn 1 go on after an end-of-turn token"])
+
+
+def test_white_space_that_begins_an_answer_is_the_answers(template: Make) -> None:
+    """Behind a thinking block that the template makes up, which is not."""
+    assert both(talk("red", "\n\ngreen"), template(THINKING)) == (["\n\ngreen<|im_end|>"], [])
+
+
 @pytest.mark.parametrize(("ids", "reason"), [
     ("x", "are not token ids"), ([], "are not token ids"), ([-1], "are not token ids"), ([True], "are not token ids"),
     ([10**6], "are not token ids"), ([5], "decode to"), ([2, 2], "decode to"),

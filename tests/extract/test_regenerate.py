@@ -13,6 +13,7 @@ import pytest
 from eyas_contract import ContractMismatch, EyasError, InvalidInput
 from eyas_contract.outputs import lock
 from eyas_extract.answers import Answers
+from eyas_extract.cli import main
 from eyas_extract.config import RegenerateConfig
 from eyas_extract.conversations import Reject
 from eyas_extract.regenerate import Regenerated, regenerate
@@ -88,6 +89,21 @@ def test_rejects_and_limits(tiny_target: Path, write: Write, tmp_path: Path) -> 
         assert reason in reject.reason
 
 
+def test_json(tiny_target: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = write([{"messages": [user("copy red")]}, b"{"])
+    words = ["regenerate", "--target", str(tiny_target), "--prompts", str(prompts), "--out", str(tmp_path / "o"),
+             "--max-new-tokens", "30"]
+    for more in (["--json"], []):  # it is no setting that the answers depend on
+        with pytest.raises(SystemExit) as ended:
+            main(words + more)
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        if more:
+            found = json.loads(said)
+            assert (found["rows"], sum(found["rejected"].values())) == (1, 1)
+            assert found["new_tokens"] > 0
+
+
 def test_a_template_that_refuses_the_new_history(tiny_target: Path, write: Write, tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ChatTemplate.render
@@ -98,9 +114,19 @@ def test_a_template_that_refuses_the_new_history(tiny_target: Path, write: Write
         return plain(self, messages, tools, prompt=prompt)
 
     monkeypatch.setattr(ChatTemplate, "render", render)
-    done = make(tiny_target, write([{"messages": [user("copy red"), old("a"), user("copy red")]}]), tmp_path / "o")
-    assert done.rows == 0
+    done = make(tiny_target, write([{"messages": [user("copy red"), old("a"), user("copy red")]},
+                                    {"messages": [user("copy red")]}]), tmp_path / "o")
+    assert done.rows == 1
     assert "not after that" in done.rejects[0].reason
+
+
+def test_no_row_to_answer_is_an_error_and_holds_nobody_to_its_settings(tiny_target: Path, write: Write, tmp_path: Path
+                                                                       ) -> None:
+    prompts = write([{"messages": [user("copy red")]}] * 2)
+    with pytest.raises(EyasError, match=r"0 of 2 rows can be answered: 2 x N tokens of prompt .*o\.rejects\.jsonl"):
+        make(tiny_target, prompts, tmp_path / "o", max_new_tokens=512)
+    assert len(rows(tmp_path / "o.rejects.jsonl")) == 2
+    assert make(tiny_target, prompts, tmp_path / "o").rows == 2
 
 
 def test_a_second_writer_is_refused_before_it_writes(tmp_path: Path) -> None:
@@ -151,6 +177,39 @@ def test_torn_and_foreign_partials(tiny_target: Path, write: Write, tmp_path: Pa
         make(tiny_target, prompts, out)
         assert out.read_bytes() == whole
         assert not partial.exists()
+
+
+@pytest.mark.parametrize("damage", [b'[{"line": 3', b"\0\0\n" + b'[{"line": 3}]\n'], ids=["torn", "damaged"])
+def test_whole_batches_are_taken_over_and_what_follows_is_cut_off(tmp_path: Path, damage: bytes) -> None:
+    out, partial, batches = tmp_path / "o", tmp_path / "o.partial", [[{"line": 1}], [{"line": 2}], [{"line": 3}]]
+
+    def begin(expected: int) -> Answers:
+        answers = Answers(out, {})
+        answers.close()
+        assert answers.batches == batches[:expected]
+        return answers
+
+    first = begin(0)
+    for batch in batches[:2]:
+        first.append(batch)
+    with partial.open("ab") as file:
+        file.write(damage)
+    begin(2).append(batches[2])
+    begin(3)
+    assert len(partial.read_bytes().splitlines()) == 3
+
+
+def test_a_batch_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, synced = Answers(tmp_path / "o", {}), list[int]()
+
+    def fsync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_size)
+        assert not answers.batches
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    answers.append([{"line": 1}])
+    answers.close()
+    assert synced == [(tmp_path / "o.partial").stat().st_size]
 
 
 def test_other_settings_or_files_are_refused(tiny_target: Path, write: Write, tmp_path: Path) -> None:

@@ -134,6 +134,13 @@ def test_another_extraction_is_refused_with_all_differences(tiny_target: Path, a
     assert (store / "manifest.json").read_bytes() == before
 
 
+def test_a_manifest_of_another_extraction_is_refused(tiny_target: Path, answers: Path, store: Path) -> None:
+    """Copied beside settings that fit: its shards would be taken for this run's."""
+    dataclasses.replace(Manifest.load(store), source_sha256="0" * 64).save(store)
+    with pytest.raises(ContractMismatch, match=r"manifest\.source_sha256"):
+        run(RunConfig(tiny_target, answers, store, shard_tokens=300, batch_tokens=128))
+
+
 def test_another_target_is_refused(poisoned_target: Path, answers: Path, store: Path) -> None:
     with pytest.raises(ContractMismatch, match="weights_fingerprint"):
         run(settings(poisoned_target, answers, store))
@@ -225,6 +232,18 @@ def test_no_row_to_train_on(tiny_target: Path, tmp_path: Path) -> None:
     with pytest.raises(EyasError, match="0 of 3 rows can be trained on: 2 x no assistant turn; 1 x not JSON"):
         run(settings(tiny_target, data, tmp_path / "s"))
     assert len((tmp_path / "s" / "rejects.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_store_without_shards_holds_nobody_to_its_settings(tiny_target: Path, answers: Path, finished: Path,
+                                                             tmp_path: Path) -> None:
+    """Prompts given for answers, and then the answers."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    with pytest.raises(EyasError, match="1 x no assistant turn"):
+        run(settings(tiny_target, prompts, tmp_path / "s", max_length=100))
+    run(settings(tiny_target, answers, tmp_path / "s"))
+    for name in ("contract.json", "source.json", "manifest.json", "rejects.jsonl"):
+        assert (tmp_path / "s" / name).read_bytes() == (finished / name).read_bytes()
 
 
 @pytest.mark.parametrize("bad", [{"aux_layers": (3, 1)}, {"aux_layers": (1, 99)}, {"shard_tokens": 0},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -268,6 +270,19 @@ def test_split_refuses_an_empty_side(finished: Path, tmp_path: Path, share: floa
         split(finished, (tmp_path / "a", tmp_path / "b"), share)
 
 
+def test_split_and_merge_print_json(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    halves = [str(tmp_path / name) for name in "ab"]
+    with pytest.raises(SystemExit):
+        main(["split", "--store", str(finished), "--first", halves[0], "--second", halves[1], "--share", "0.7",
+              "--json"])
+    made = json.loads(capsys.readouterr().out)
+    assert [(each["store"], each["samples"]) for each in made] == [(halves[0], 28), (halves[1], 12)]
+    with pytest.raises(SystemExit):
+        main(["merge", "--stores", *halves, "--out", str(tmp_path / "c"), "--json"])
+    [whole] = json.loads(capsys.readouterr().out)
+    assert whole["trained_tokens"] == Manifest.load(finished).num_trained == sum(e["trained_tokens"] for e in made)
+
+
 def test_stats(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = stats(finished)
     manifest = Manifest.load(finished)
@@ -279,6 +294,32 @@ def test_stats(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["stats", "--store", str(finished), "--json"])
     assert json.loads(capsys.readouterr().out)["store_dtype"] == "F32"
+
+
+def test_a_shard_is_synced_before_it_has_its_name_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                      ) -> None:
+    """Else a power cut leaves a manifest that names a shard without its bytes."""
+    path, synced = tmp_path / "shard-000000.safetensors", []
+
+    def fsync(handle: int) -> None:
+        found = os.fstat(handle)
+        synced.append(("folder" if stat.S_ISDIR(found.st_mode) else found.st_size, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    _, size = write_safetensors(path, {"input_ids": torch.arange(5, dtype=torch.int32)}, {})
+    assert synced == [(size, False), ("folder", True)]
+    assert size == path.stat().st_size
+
+
+def test_a_shard_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk its temporary file would take the room that the next try needs."""
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_safetensors(tmp_path / "shard-000000.safetensors", {"input_ids": torch.arange(5, dtype=torch.int32)}, {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tokens_of_another_row_are_found(store: Path, tiny_target: Path, answers: Path, tmp_path: Path,

@@ -101,7 +101,7 @@ def test_launch_bench_probe_stop(bench: BenchConfig, plain: Served, shape: dict[
 def faulty(config: ServeConfig, tmp_path: Path) -> Faulty:
     """The config of a server whose draft has been damaged: tensors changed by a function, config.json by values."""
     def make(tensors: Callable[[dict[str, torch.Tensor]], None] | None = None, eagle: dict[str, Any] | None = None,
-             **settings: Any) -> ServeConfig:
+             sizes: dict[str, int] | None = None, **settings: Any) -> ServeConfig:
         assert config.draft is not None
         folder = tmp_path / "draft"
         shutil.copytree(config.draft, folder)
@@ -111,6 +111,7 @@ def faulty(config: ServeConfig, tmp_path: Path) -> Faulty:
             save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         plain = json.loads((folder / "config.json").read_text())
         plain["eagle_config"] |= eagle or {}
+        plain |= sizes or {}
         (folder / "config.json").write_text(json.dumps(plain))
         return dataclasses.replace(config, draft=folder, **settings)
 
@@ -155,11 +156,14 @@ def test_refused_before_start(faulty: Faulty, fault: dict[str, Any], words: str)
 GUARDED: list[tuple[dict[str, Any], list[str]]] = [
     ({"tensors": several}, ["drops decoder_layers.0.hidden_norm.weight", "sets lm_head.weight", "d2t is missing"]),
     ({"tensors": absolute_map}, ["d2t holds absolute target ids"]),
-    ({"extra": "--speculative-algorithm EAGLE", "eagle": {"use_aux_hidden_state": False}},
-     ["--speculative-algorithm EAGLE with an EAGLE-3 draft", "use_aux_hidden_state is false"])]
+    ({"sizes": {"intermediate_size": 8}}, ["cuts or pads without a word", "mlp.down_proj.weight"]),
+    ({"extra": "--speculative-algorithm EAGLE --json-model-override-args '{\"rope_scaling\": {\"rope_type\": "
+      "\"linear\", \"factor\": 2.0}}'", "eagle": {"use_aux_hidden_state": False}},
+     ["--speculative-algorithm EAGLE with an EAGLE-3 draft", "use_aux_hidden_state is false",
+      "--json-model-override-args changes the draft's config too: rope_scaling"])]
 
 
-@pytest.mark.parametrize(("fault", "words"), GUARDED, ids=["names-head-map", "absolute", "algorithm-aux"])
+@pytest.mark.parametrize(("fault", "words"), GUARDED, ids=["names-head-map", "absolute", "cut", "algorithm-aux"])
 def test_refused_by_the_guard_alone(faulty: Faulty, fault: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(EngineFailure) as caught:
         Server(faulty(preflight=False, **fault)).start()

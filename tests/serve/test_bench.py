@@ -105,6 +105,7 @@ def test_a_running_server_and_json(config: BenchConfig, tmp_path: Path) -> None:
         done = subprocess.run(words, capture_output=True, text=True, check=True,
                               env={**os.environ, "EYAS_API_KEY": "a-long-secret-word"})
         refused = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "100 %  2/2 prompts" in done.stderr  # a share, and so a time to wait
     assert refused.returncode == 1
     assert "401" in refused.stderr
     result = json.loads(done.stdout)

@@ -36,7 +36,15 @@ def sglang_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv(STATUS_DIR, str(tmp_path))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.5.20")
     GUARD.status.error, GUARD.status.checks = "", []
+
+
+class Config(types.SimpleNamespace):
+    """Stands in for a config of transformers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self)
 
 
 class LlamaForCausalLMEagle3(nn.Module):
@@ -48,7 +56,8 @@ class LlamaForCausalLMEagle3(nn.Module):
         self.model.embed_tokens = nn.Embedding(16, 4)
         self.model.fc = nn.Linear(12, 4, bias=False)
         self.lm_head = nn.Linear(4, 8, bias=False)
-        self.config = types.SimpleNamespace(draft_vocab_size=8, vocab_size=16)
+        self.config = Config(draft_vocab_size=8, vocab_size=16, hidden_size=4, intermediate_size=6,
+                             num_attention_heads=2, model_type="llama")
         self.hot_token_id: torch.Tensor | None = None
         self.load_lm_head_from_target = False
 
@@ -96,6 +105,33 @@ def test_every_fault_is_named_at_once_and_told_to_the_launcher(tmp_path: Path) -
     assert "sets lm_head.weight" in text
     assert "d2t is missing" in text
     assert next(iter(read_all(tmp_path).values())).error == text
+
+
+def cut(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
+    """As SGLang's layers load: the rows there is room for."""
+    parameter.data.copy_(tensor[:len(parameter)])
+
+
+def test_a_tensor_that_sglang_would_cut_is_named() -> None:
+    model = LlamaForCausalLMEagle3()
+    model.model.fc.weight.weight_loader = cut  # type: ignore[assignment]
+    text = load(model, checkpoint(**{"fc.weight": torch.ones(8, 12)}))
+    assert "cuts or pads without a word: fc.weight [8, 12], not [4, 12]" in text
+    model.quant_config = object()  # type: ignore[assignment]
+    assert load(model, checkpoint(**{"fc.weight": torch.ones(8, 12)})) == "", "packed numbers have their own shapes"
+
+
+def test_what_sglang_pads_itself_is_compared_as_it_was_written() -> None:
+    model = LlamaForCausalLMEagle3()
+    model.config.num_attention_heads, model.config.original_num_attention_heads = 4, 2
+    model.model.layers = nn.ModuleList([nn.Module()])
+    model.model.layers[0].self_attn = nn.Module()
+    model.model.layers[0].self_attn.o_proj = nn.Linear(8, 4, bias=False)
+    name = "layers.0.self_attn.o_proj.weight"
+    model.model.layers[0].self_attn.o_proj.weight.weight_loader = lambda p, t: p.data.fill_(1)
+    model.config.head_dim = 2
+    assert load(model, checkpoint() | {name: torch.ones(4, 4)}) == ""
+    assert "o_proj.weight [4, 8], not [4, 4]" in load(model, {name: torch.ones(4, 8)})
 
 
 def test_a_head_shared_by_the_target_may_be_absent() -> None:

@@ -62,11 +62,39 @@ def test_a_look_that_raises_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) ->
     def dead() -> None:
         raise EngineFailure("server", "dead", "alive", "")
 
+    begun: list[int] = []
+
+    def work(item: int) -> None:
+        begun.append(item)
+        free.wait(30)
+
     start = time.monotonic()
     with pytest.raises(EngineFailure, match="dead"):
-        in_flight(lambda item: free.wait(30), [1, 2], 2, dead)
+        in_flight(work, list(range(50)), 2, dead)
     assert time.monotonic() - start < 5
     free.set()
+    for thread in threading.enumerate():
+        if thread.daemon and thread.name.startswith("Thread"):
+            thread.join(1)
+    assert sorted(begun) == [0, 1]  # nothing more once the waiting is over
+
+
+def test_a_server_that_is_seen_dead_a_second_after_a_failed_request_is_what_is_told(monkeypatch: pytest.MonkeyPatch
+                                                                                    ) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.05)
+    looks: list[float] = []
+
+    def look() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 2:
+            raise EngineFailure("server", "rank tp1 died", "alive", "")
+
+    def work(item: int) -> None:
+        raise KeyError(item)
+
+    with pytest.raises(EngineFailure, match="rank tp1 died"):
+        in_flight(work, [1], 1, look)
+    assert looks[1] - looks[0] >= 0.05
 
 
 def kill_rank(folder: Path, rank: int) -> threading.Timer:

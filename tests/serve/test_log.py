@@ -87,6 +87,46 @@ def test_a_disk_without_room_for_a_next_part_ends_no_engine(tmp_path: Path, monk
         "server.log.1": b"one two\nthree four\nfive six\nseven eight\n", "server.log": b"nine\n"}
 
 
+def test_parts_are_numbered_on_and_end_with_a_line(tmp_path: Path) -> None:
+    """A log that is there is gone on with, its bytes counted; `.next` is a part that was begun and never named."""
+    path = tmp_path / "server.log"
+    for name, content in (("", "12345678\n"), (".4", "old\n"), (".next", "")):
+        Path(f"{path}{name}").write_text(content)
+    writer = Writer(path, 10)
+    for data in (b"ab\n", b"c" * 20, b"d\ne", b"\n"):
+        writer.write(data)
+    writer.file.close()
+    assert {part.suffix: part.read_bytes() for part in tmp_path.iterdir()} == {
+        ".4": b"old\n", ".5": b"12345678\nab\n", ".6": b"c" * 20 + b"d\n", ".log": b"e\n"}
+
+
+def test_how_much_a_full_disk_lost_is_said_once_there_is_room(tmp_path: Path) -> None:
+    class Full:
+        def write(self, data: memoryview) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = Writer(tmp_path / "server.log", 1000)
+    file, writer.file = writer.file, Full()  # type: ignore[assignment]
+    writer.write(b"gone\n")
+    writer.file = file
+    for line in (b"one\n", b"two\n"):
+        writer.write(line)
+    file.close()
+    assert (tmp_path / "server.log").read_text() == (
+        "[eyas] 5 bytes of this log were lost: no space left\none\ntwo\n")
+
+
+def test_last_words_without_a_line_end_are_kept_and_hidden_in(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+    os.write(sink, b"first\nkilled with secret-word")
+    os.close(sink)
+    writer = Writer(tmp_path / "server.log", 1000)
+    pump(source, writer, [b"secret-word"])
+    os.close(source)
+    writer.file.close()
+    assert (tmp_path / "server.log").read_text() == "first\nkilled with ********"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_hides_no_verdict() -> None:
     """The record of events and the stacks of a stall lie beside the logs, of which nothing is deleted."""

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from eyas_contract import EngineFailure, InvalidInput
-from eyas_serve import ServeConfig
+from eyas_serve import ServeConfig, proof
 from eyas_serve.acceptance import Acceptance
+from eyas_serve.client import Client, Generation
 from eyas_serve.failures import explain
 from eyas_serve.flags import engine_arguments, engine_environment
 from eyas_serve.handshake import RankStatus, read_all
@@ -40,6 +41,39 @@ def test_acceptance_is_the_mean_of_rounds(rows: list[list[int]]) -> None:
     for k, rate in enumerate(acceptance.conditional_rates(), 1):
         reach *= rate
         assert reach == pytest.approx(sum(r > k for r in rounds) / len(rounds))
+
+
+class Scripted(Client):
+    """Answers every prompt with as many tokens and the next histogram."""
+
+    def __init__(self, histograms: list[tuple[int, ...]], tokens: int = proof.TOKENS) -> None:
+        self.url, self.histograms, self.tokens = "http://scripted", iter(histograms), tokens
+
+    def generate(self, input_ids: list[int], max_new_tokens: int, *, ignore_eos: bool = False,
+                 **fields: str) -> Generation:
+        return Generation((7,) * self.tokens, next(self.histograms), 1.0, "length")
+
+
+def test_first_generations_go_on_until_enough_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "proof_prompts", lambda config: iter([[1], [2], [3]]))
+    config = ServeConfig(target=tmp_path, draft=tmp_path, acceptance_floor=1.5)
+    found = proof.prove(Scripted([(10, 0), (0, 10), (0, 10)]), config)
+    assert (found.text, found.acceptance.rounds) == ("acceptance length 1.50 in the first 2 generations", 20)
+    found = proof.prove(Scripted([(10, 0), (4, 6), (0, 10)]), config)
+    assert found.generations == 3  # the second alone would have been enough, the first two together are not
+    found = proof.prove(Scripted([(10, 0), (10, 0), (9, 1)]), config)  # none is left: the verdict is the caller's
+    assert (found.generations, found.acceptance.accepted) == (3, 1)
+    alone = proof.prove(Scripted([()]), ServeConfig(target=tmp_path))
+    assert (alone.generations, alone.acceptance.rounds) == (1, 0)
+
+
+def test_a_first_generation_that_proves_nothing_is_a_failure(tmp_path: Path) -> None:
+    config = ServeConfig(target=tmp_path, draft=tmp_path)
+    for histogram in ((), (0, 0)):
+        with pytest.raises(EngineFailure, match="a first generation without a round of speculation"):
+            proof.prove(Scripted([histogram]), config)
+    with pytest.raises(EngineFailure, match=r"47 tokens.*48 tokens of a first generation"):
+        proof.prove(Scripted([(0, 40)], 47), config)
 
 
 def test_flags_of_a_cpu_chain(tmp_path: Path) -> None:
@@ -173,6 +207,19 @@ def test_a_setting_in_the_log_is_no_cause(tmp_path: Path) -> None:
                     "model.\nPlease pass the argument `trust_remote_code=True` to allow custom code to be run.")
     assert asked is not None
     assert asked.name == "remote_code"
+
+
+def test_a_memory_that_is_too_small_is_told_in_numbers_and_by_phase() -> None:
+    text = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of "
+            "79.10 GiB of which 1.20 GiB is free. Including the rest, this process has 70.00 GiB memory in use")
+    causes = [explain(text, phase) for phase in ("capturing target graphs", "loading target weights", "warm-up")]
+    assert {cause.meaning for cause in causes if cause} == {
+        "out of GPU memory: 2.00 GiB more wanted, 1.20 GiB of 79.10 GiB free on GPU 1, 70.00 GiB held by this process"}
+    words = ("--cuda-graph-max-bs", "The weights do not fit", "nvidia-smi")
+    assert all(cause is not None and word in cause.remedy for cause, word in zip(causes, words, strict=True))
+    short = explain("CUDA out of memory", "")
+    assert short is not None
+    assert short.meaning == "out of GPU memory"
 
 
 def test_a_flag_that_the_engine_does_not_know_is_its_last_word(tmp_path: Path) -> None:

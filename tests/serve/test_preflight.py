@@ -49,6 +49,12 @@ def test_as_a_process_of_its_own(pair: tuple[Path, Path]) -> None:
     assert as_json(Done(0, done.stdout, done.stderr))["verdict"] == "pass"
 
 
+def test_launch_refuses_json_and_names_its_own_flag(pair: tuple[Path, Path]) -> None:
+    for words in (("launch", "--json"), ("--json", "launch")):
+        done = run(*words, "--target", pair[1], "--draft", pair[0])
+        assert (done.returncode, "--json-events" in done.stderr) == (2, True)
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     return drafts.draft().write(tmp_path / "draft"), drafts.target().write(tmp_path / "target")

@@ -21,8 +21,10 @@ import tiny
 from eyas_contract import EngineFailure, InvalidInput
 from eyas_serve import BenchConfig, ServeConfig, Server, run_bench
 from eyas_serve.bench_report import table
-from eyas_serve.levels import compare, thin
+from eyas_serve.client import Generation
+from eyas_serve.levels import Arm, compare, speedups, summarise_level, thin
 from eyas_serve.numbers import acceptance_interval, percentiles, student_t
+from eyas_serve.prompts import Prompt
 from eyas_serve.watch import Alarm, Look, WatchConfig, interval, parse, watch
 
 
@@ -40,6 +42,7 @@ def test_interval_covers_the_truth() -> None:
         hits += low <= 1 + (0.4 + 0.6) / 2 + (0.16 + 0.36) / 2 <= high
     assert 0.91 <= hits / 400 <= 0.98
     assert acceptance_interval([[1, 2]]) is None
+    assert acceptance_interval([[1, 2], [0, 0], [2, 1], []]) == acceptance_interval([[1, 2], [2, 1]])
 
 
 def test_no_interval_reaches_below_the_bonus_token() -> None:
@@ -123,11 +126,27 @@ def test_a_level_of_few_requests_is_named() -> None:
                           " give 64 prompts or more"]
 
 
+def test_an_answer_of_one_token_has_no_time_between_tokens() -> None:
+    answers = tuple(Generation(ids, (1, 1), 3.0, "length", 1.0) for ids in ((5,), (5, 6, 7)))
+    [row] = summarise_level(Arm("draft", 1, answers, 6.0), [Prompt("a", (1,)), Prompt("b", (1,))])
+    assert (row["ttft"]["mean"], row["tpot"]["mean"], row["tokens"]) == (1.0, 1.0, 4)
+
+
+def test_a_speedup_needs_both_arms_at_one_level() -> None:
+    speed = {("draft", 1): 30.0, ("target alone", 1): 10.0, ("draft", 4): 50.0, ("target alone", 8): 40.0}
+    rows = [{"arm": arm, "concurrency": level, "data_set": name, "tokens_per_second": each if name == "all" else None}
+            for (arm, level), each in speed.items() for name in ("all", "chat")]
+    assert speedups(rows) == {1: 3.0}
+
+
 def test_worse_only_where_the_intervals_do_not_meet() -> None:
     row = {"arm": "draft", "concurrency": 1, "data_set": "all", "tokens_per_second": 10.0, "acceptance_length": 2.0}
     old = [row | {"interval": [1.9, 2.1]}]
     assert compare(old, [row | {"interval": [1.7, 1.8]}])[0]["acceptance"] == "worse"
     assert compare(old, [row | {"interval": [1.8, 2.0]}])[0]["acceptance"] == "same within the intervals"
+    assert compare(old, [row | {"interval": [2.0, 2.2]}])[0]["acceptance"] == "same within the intervals"
+    assert compare(old, [row | {"interval": [2.2, 2.3]}])[0]["acceptance"] == "better"
+    assert compare(old, [row | {"interval": None}])[0]["acceptance"] == "unknown"
     assert compare(old, [row | {"interval": [2.2, 2.4], "tokens_per_second": 20.0}])[0]["speed_ratio"] == 2.0
     assert compare([], old) == []
 
@@ -135,10 +154,13 @@ def test_worse_only_where_the_intervals_do_not_meet() -> None:
 def test_metrics_of_two_replicas() -> None:
     text = "\n".join(f'sglang:{name}{{dp_rank="{rank}"}} {value}' for rank in (0, 1) for name, value in (
         ("generation_tokens_total", 100 * (rank + 1)), ("spec_verify_calls_total", 50),
-        ("spec_accept_length", 2 + rank)))
+        ("spec_accept_length", 2 + rank), ("token_usage", 0.4 - 0.1 * rank)))
     first, later = parse("sglang:generation_tokens_total 0.0", 1.0), parse(text, 3.0)
-    assert (later.tokens, later.rounds, later.length) == (300, 100, 2.5)
+    assert (later.tokens, later.rounds, later.length, later.cache) == (300, 100, 2.5, 0.4)
     assert interval(first, later) == (150, 2.5)
+    assert parse(text.replace("sglang:", "sglang_"), 3.0) == later
+    idle = parse(text + '\nsglang:spec_accept_length{dp_rank="2"} 0.0', 3.0)  # has verified nothing yet
+    assert idle.length == 2.5
     with pytest.raises(EngineFailure, match="no metric"):
         parse("python_info 1", 0.0)
 
@@ -172,6 +194,8 @@ def test_a_restart_is_no_negative_speed(monkeypatch: pytest.MonkeyPatch) -> None
     assert restart.startswith("RESTART")
     assert "20.0 tokens/s" in third
     assert interval(Look(0, 9, 4, None, 0, 0, 0), Look(1, 3, 1, None, 0, 0, 0)) == (None, None)
+    assert interval(Look(0, 9, 4, None, 0, 0, 0), Look(1, 12, 1, None, 0, 0, 0)) == (None, None)  # many tokens since
+    assert interval(Look(0, 9, 4, None, 0, 0, 0), Look(1, 9, 4, None, 0, 0, 0)) == (0, None)
 
 
 def test_a_server_may_be_gone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +209,7 @@ def test_a_server_may_be_gone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
             i, answer = next(numbered)
             if answer == "-":
                 raise EngineFailure("http://nowhere", gone, "metrics", "Start it.")
-            return Look(float(i), 10.0 * i, 5.0 * i, 2.0, 0, 0, 0)
+            return Look(float(i), 10.0 * i, 5.0 * i, 1.0 if answer == "l" else 2.0, 0, 0, 0)
 
         monkeypatch.setattr("eyas_serve.watch.look", look)
         config = WatchConfig("http://nowhere", every=0, looks=len(answers) - 1, patience=2, **settings)
@@ -196,6 +220,8 @@ def test_a_server_may_be_gone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> No
     assert [row["down"] for row in rows] == [gone, None, gone, gone, None]
     assert [row["alarm"] for row in rows] == [False, False, False, True, False]
     assert [row["tokens_per_second"] for row in rows] == [None, 10.0, None, None, 10.0]
+    _, rows = told("+l-l")
+    assert [row["alarm"] for row in rows] == [False] * 3  # no two looks in a row were low
     code, rows = told("+---", stop_on_alarm=True)
     assert (code, len(rows)) == (3, 2)
     with pytest.raises(EngineFailure):
@@ -206,6 +232,7 @@ def test_alarm_needs_patience_and_traffic() -> None:
     alarm = Alarm(1.5, 2)
     looks = ((1.0, True), (1.0, False), (None, True), (1.0, True), (2.0, True), (1.0, True))
     assert [alarm.look(*look) for look in looks] == [False, False, False, True, False, False]
+    assert not Alarm(1.5, 1).look(1.5, True)
 
 
 def test_watch_a_server(config: BenchConfig) -> None:

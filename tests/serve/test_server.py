@@ -69,6 +69,7 @@ def test_a_draft_is_of_no_use_only_after_every_question(scenario: Scenario, tiny
     text = failure(scenario("ok", target=tiny_target, draft=tmp_path / "draft", preflight=False, environment=plan))
     assert f"acceptance length 1.00 in the first {len(QUESTIONS)} generations, {46 * len(QUESTIONS)} rounds" in text
     assert "of no use" in text
+    assert "where it passes, the draft is served as trained, and needs more training" in text
 
 
 def test_slow_is_not_stuck(scenario: Scenario) -> None:

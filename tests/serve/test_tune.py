@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,10 @@ def test_toml_is_a_launch_config(tmp_path: Path) -> None:
 
 
 def test_its_toml_is_taken_by_the_command(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)  # as a virtual environment's is
     config = ServeConfig(target=tmp_path / "a \U0001f600", draft=tmp_path, extra="--attention-backend triton",
+                         engine_python=python,
                          environment={"HF_TOKEN": "hf_very_secret", "NCCL_DEBUG": "INFO"})
     path = tmp_path / "serve.toml"
     path.write_text(as_toml(config), encoding="utf-8")
@@ -98,7 +102,7 @@ def test_its_toml_is_taken_by_the_command(tmp_path: Path) -> None:
     words = expand_config(["launch", "--config", str(path)], COMMANDS)
     launched = tyro.extras.subcommand_cli_from_dict(dict(COMMANDS), args=words)
     assert isinstance(launched, LaunchConfig)
-    for name in ("target", "draft", "extra"):
+    for name in ("target", "draft", "extra", "engine_python"):
         assert getattr(launched, name) == getattr(config, name)
     assert launched.environment == {"NCCL_DEBUG": "INFO"}
 

@@ -113,7 +113,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         raise InvalidInput(str(index), f"{index.stat().st_size} bytes", wanted, "Restore the file.")
     try:
         mapping: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"].items())
-        bad = [n for n in set(mapping.values()) if not isinstance(n, str) or Path(n).name != n or "\0" in n
+        bad = [n for n in set(mapping.values()) if not isinstance(n, str) or Path(n).name != n
                or not (folder / n).is_file()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise InvalidInput(str(index), f"unreadable ({type(error).__name__}: {error})"[:200], wanted,

@@ -30,10 +30,12 @@ def expand_config(argv: Sequence[str], commands: Mapping[str, type]) -> list[str
             a dataclass itself has its own fields as flags: they may stand in a table of its name, or beside the others.
 
     Raises:
-        InvalidInput: unreadable file, or keys that the command does not know (all named).
+        InvalidInput: unreadable file, keys that the command does not know (all named), or the flag before the command.
     """
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else (word,))]
-    if "--config" not in words or not words or words[0] not in commands:
+    if words[:1] == ["--config"]:
+        raise InvalidInput("--config", "before the command", f"after it, one of {', '.join(commands)}", "Move it.")
+    if "--config" not in words or words[0] not in commands:
         return words
     at = words.index("--config")
     if at + 1 >= len(words):

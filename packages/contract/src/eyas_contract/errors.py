@@ -25,7 +25,9 @@ class EyasError(Exception):
         self.where, self.found, self.wanted, self.remedy = where, found, wanted, remedy
 
     def __str__(self) -> str:
-        return printable(f"{self.where}: {self.found}. Wanted: {self.wanted}. {self.remedy}")
+        found = self.found.rstrip(".\n")  # of others' words, too, which may end in either
+        stop = "\n" if "\n" in found else ". "
+        return printable(f"{self.where}: {found}{stop}Wanted: {self.wanted}. {self.remedy}")
 
 
 class InvalidInput(EyasError, ValueError):  # noqa: N818 - names what the user gave
@@ -66,7 +68,7 @@ class ContractMismatch(EyasError, ValueError):  # noqa: N818
     def __init__(self, mismatches: tuple[Mismatch, ...], consequence: str, remedy: str) -> None:
         assert mismatches
         where = f"{mismatches[0].found_in} against {mismatches[0].wanted_by}"
-        found = f"{len(mismatches)} difference(s):\n  " + "\n  ".join(str(m) for m in mismatches) + "\n"
+        found = f"{len(mismatches)} difference(s):\n  " + "\n  ".join(str(m) for m in mismatches)
         super().__init__(where, found, f"equal values; {consequence}", remedy)
         self.mismatches = mismatches
         self.args = (mismatches, consequence, remedy)  # what pickle calls __init__ with

@@ -150,8 +150,15 @@ class PlanConfig:
         flops_per_second: a measured rate instead.
         resident: the store lies on the device.
         vocab_size: as in train, or the target's where that is smaller.
-        kind, num_layers, intermediate_size, fc_norm, norm_output, ttt_steps, epochs, tokens_per_batch, accumulate: as
-            in train.
+        kind: as in train.
+        num_layers: as in train.
+        intermediate_size: as in train.
+        fc_norm: as in train.
+        norm_output: as in train.
+        ttt_steps: as in train.
+        epochs: as in train.
+        tokens_per_batch: as in train.
+        accumulate: as in train.
     """
 
     target: Path
@@ -164,16 +171,16 @@ class PlanConfig:
     mfu: float = 0.4
     flops_per_second: float = 0.0
     resident: bool = False
-    vocab_size: int = 32000
-    kind: Literal["auto", "llama", "mla"] = "auto"
-    num_layers: int = 1
-    intermediate_size: int = 0
-    fc_norm: bool = False
-    norm_output: bool = False
-    ttt_steps: int = 7
-    epochs: int = 1
-    tokens_per_batch: int = 8192
-    accumulate: int = 1
+    vocab_size: int = TrainConfig.vocab_size
+    kind: Literal["auto", "llama", "mla"] = TrainConfig.kind
+    num_layers: int = TrainConfig.num_layers
+    intermediate_size: int = TrainConfig.intermediate_size
+    fc_norm: bool = TrainConfig.fc_norm
+    norm_output: bool = TrainConfig.norm_output
+    ttt_steps: int = TrainConfig.ttt_steps
+    epochs: int = TrainConfig.epochs
+    tokens_per_batch: int = TrainConfig.tokens_per_batch
+    accumulate: int = TrainConfig.accumulate
 
 
 @dataclass(frozen=True)
@@ -258,7 +265,7 @@ class EvalConfig:
         device: cpu, cuda, ...
         ops: tree and attention operations of eyas_native, or their plain torch statement.
         compare_greedy: also decode without the draft and compare token for token.
-        out: report file (JSON); the standard output where absent.
+        out: report file (JSON), answers included; the numbers are printed either way.
     """
 
     draft: Path

@@ -44,10 +44,10 @@ def evaluate(config: EvalConfig, stream: TextIO | None = None) -> dict[str, Any]
         raise InvalidInput("--ops", f"native on {config.device}", "native on the cpu, or torch on any device",
                            "Give --ops torch.")
     spec = require_target(Contract.load(config.draft), config.draft, config.target)
+    prompts = read_prompts(config.prompts, AutoTokenizer.from_pretrained(config.target), config.limit)  # before weights
     weights = TargetWeights.load(config.target, spec)
     draft, contract = load_draft(config.draft, weights.embedding_vh)
     target = TargetModel(config.target, contract.capture.aux_layer_ids, dtype, device)
-    prompts = read_prompts(config.prompts, AutoTokenizer.from_pretrained(config.target), config.limit)
     shape = TreeShape(config.steps, config.topk, config.num_draft_tokens or config.steps + 1)
     decoder = Decoder(target, draft.to(device, dtype), draft_ids(contract), shape, get_ops(config.ops),
                       config.max_new_tokens)
@@ -58,22 +58,32 @@ def run(decoder: Decoder, prompts: Sequence[list[int]], config: EvalConfig,
         stream: TextIO | None = None) -> dict[str, Any]:
     """Decode prompts of similar length together and sum up, in the prompts' order."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    parts = [order[start:start + config.batch_size] for start in range(0, len(order), config.batch_size)]
     answers: dict[int, Answer] = {}
-    progress = Progress(0, "tokens", "eval", stream=stream)
+    progress, made = Progress(len(prompts), "prompts", "eval", stream=stream), 0
     begun = time.monotonic()
-    for start in range(0, len(order), config.batch_size):
-        part = order[start:start + config.batch_size]
-        done = decoder.decode([prompts[i] for i in part], progress.update)
+
+    def count(tokens: int, prompts_done: int = 0) -> None:
+        nonlocal made
+        made += tokens
+        progress.update(prompts_done, f"{made / (time.monotonic() - begun):,.0f} tokens/s")
+
+    for part in parts:
+        done = decoder.decode([prompts[i] for i in part], count)
         answers |= dict(zip(part, done, strict=True))
+        count(0, len(part))
     seconds = time.monotonic() - begun
     ordered = [answers[i] for i in range(len(prompts))]
     report = summary(ordered, decoder.shape, seconds)
-    progress.close(f"acceptance length {report['acceptance_length']:.3f} (bonus counted)")
+    progress.close(f"{report['tokens_per_second']:,.0f} tokens/s, acceptance length {report['acceptance_length']:.3f} "
+                   "(bonus counted)")
     if config.compare_greedy:
         plain: dict[int, list[int]] = {}
-        for start in range(0, len(order), config.batch_size):
-            part = order[start:start + config.batch_size]
+        progress = Progress(len(prompts), "prompts", "without the draft", stream=stream)
+        for part in parts:
             plain |= dict(zip(part, decoder.greedy([prompts[i] for i in part]), strict=True))
+            progress.update(len(part))
+        progress.close()
         different = [i for i in range(len(prompts)) if plain[i] != ordered[i].tokens]
         report |= {"outputs_identical": not different, "different": different}
     return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -63,6 +64,8 @@ def export(config: ExportConfig) -> dict[str, object]:
     write_text_atomic(config.out / "config.json", json.dumps(sglang.export_config(contract, engine), indent=1) + "\n")
     temporary = config.out / ".model.safetensors.tmp"
     save_file(tensors, temporary, metadata={"format": "pt", **contract.digests()})
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())  # the library does not
     for name in (RECORD_NAME, VALUES_NAME):
         (config.out / name).unlink(missing_ok=True)
     temporary.replace(config.out / "model.safetensors")

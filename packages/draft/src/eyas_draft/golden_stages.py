@@ -12,7 +12,6 @@ Source: `LlamaModel.forward` in SGLang's `srt/models/llama_eagle3.py`, `Eagle3ML
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas_contract import InvalidInput
 from eyas_contract.dialects import Neutral
-from eyas_draft.projections import rotate
+from eyas_draft.projections import rotary, rotate
 
 
 @dataclass(frozen=True)
@@ -161,12 +158,8 @@ class StagedDraft:
         heads = int(base["num_attention_heads"])
         width = int(base["qk_rope_head_dim"]) if self.neutral.kind == "mla" else \
             int(base.get("head_dim") or int(base["hidden_size"]) // heads)
-        parameters = {k: json.loads(v) if isinstance(v, str) and v[:1] in "[{" else v
-                      for k, v in self.neutral.rope.to_config().items()}
-        rotary = LlamaRotaryEmbedding(LlamaConfig(
-            hidden_size=width * heads, num_attention_heads=heads, head_dim=width, rope_parameters=parameters,
-            max_position_embeddings=int(base.get("max_position_embeddings") or 2048)))
-        cos, sin = rotary(torch.zeros(1), torch.arange(count)[None])
+        made = rotary(self.neutral.rope, width, int(base.get("max_position_embeddings") or 2048))
+        cos, sin = made(torch.zeros(1), torch.arange(count)[None])
         return cos[0, :, None], sin[0, :, None]
 
     def weight(self, name: str) -> Tensor:

@@ -18,11 +18,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas_contract import DraftSpec, InvalidInput, MlaSizes, draft_tensors
-from eyas_draft.projections import Attention, MlaAttention, QueryKeyValue, RmsNorm
+from eyas_draft.projections import Attention, MlaAttention, QueryKeyValue, RmsNorm, rotary
 from eyas_draft.regions import region
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -115,9 +113,7 @@ class DraftModel(nn.Module):
         self.layers = nn.ModuleList(Layer(spec, i) for i in range(spec.num_layers))
         self.norm = RmsNorm(spec.hidden_size, spec.rms_norm_eps)
         self.lm_head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
-        self.rotary = LlamaRotaryEmbedding(LlamaConfig(
-            hidden_size=spec.hidden_size, num_attention_heads=spec.num_heads, head_dim=spec.rope_dim,
-            max_position_embeddings=spec.max_position_embeddings, rope_parameters=spec.rope.to_config()))
+        self.rotary = rotary(spec.rope, spec.rope_dim, spec.max_position_embeddings)
         assert {n: tuple(p.shape) for n, p in self.named_parameters()} == draft_tensors(spec)
 
     def fuse(self, aux_tke: Tensor) -> Tensor:
@@ -159,6 +155,9 @@ def check_supported(spec: DraftSpec) -> None:
         faults.append(f"rope type {spec.rope.type}")
     if spec.mla is not None:
         faults += _mla_faults(spec, spec.mla)
+    elif spec.hidden_size % spec.num_heads:
+        faults.append(f"{spec.num_heads} heads beside states of {spec.hidden_size}, no multiple of them, which a Llama "
+                      "config, in which engines read a draft, may not have")
     if spec.own_embedding:
         faults.append("an embedding of its own")
     if spec.hidden_size != spec.target_hidden_size:

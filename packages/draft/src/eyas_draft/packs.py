@@ -91,7 +91,7 @@ def fill_pack(flat: Ints, sizes: PackSizes, firsts: Sequence[int], masks: Sequen
 
     Args:
         flat: int32 [sizes.total], overwritten.
-            take [T]: row of the states' table (padding: row 0).
+            take [T]: row of the states' table (padding: a row of the pack, as others may hold NaN).
             positions [T]: from 0 in each document; ends [T]: index after the document's last token.
             place [T]: number among the scored of this position, M where it is none.
             sources [M]: scored positions, -1 for padding; starts [M]: where their documents begin.
@@ -112,7 +112,7 @@ def fill_pack(flat: Ints, sizes: PackSizes, firsts: Sequence[int], masks: Sequen
     parts["ends"][:] = np.repeat(ends, counts)
     parts["positions"][:] = np.arange(sizes.tokens) - np.repeat(starts, counts)
     parts["take"][:used] = np.repeat(np.asarray(firsts), counts[:len(masks)]) + parts["positions"][:used]
-    parts["take"][used:] = 0
+    parts["take"][used:] = firsts[0]
     scored = [np.flatnonzero(mask[1:]) + start for mask, start in zip(masks, starts, strict=False)]
     sources = np.concatenate(scored)
     parts["sources"][:] = -1

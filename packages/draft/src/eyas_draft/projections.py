@@ -16,6 +16,8 @@ import math
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eyas_contract import DraftSpec, Rope
 
@@ -88,6 +90,26 @@ class MlaAttention(nn.Module):
         k_turned = rotate(_pairs_to_halves(k_turned[:, None]), rope).expand(-1, heads, -1)
         q_tqd = torch.cat((q_plain, rotate(_pairs_to_halves(q_turned), rope)), dim=-1) * self.factor
         return q_tqd, torch.cat((k_plain, k_turned), dim=-1), v_tgz
+
+
+def rotary(rope: Rope, width: int, positions: int) -> LlamaRotaryEmbedding:
+    """Hugging Face's, with YaRN's keys as engines read them: they pass over `attention_factor`, which it applies, and
+    multiply by `attn_factor`, which it passes over.
+
+    Args:
+        rope: its parameters.
+        width: R.
+        positions: the whole length.
+    """
+    parameters, factor = rope.to_config(), 1.0
+    if rope.type == "yarn":
+        parameters.pop("attention_factor", None)
+        factor = float(parameters.pop("attn_factor", factor))
+    made = LlamaRotaryEmbedding(LlamaConfig(  # of one head: those of MLA need not divide the state's width
+        hidden_size=width, num_attention_heads=1, head_dim=width, max_position_embeddings=positions,
+        rope_parameters=parameters))
+    made.attention_scaling *= factor
+    return made
 
 
 def score_factor(rope: Rope) -> float:

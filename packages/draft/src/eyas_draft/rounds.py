@@ -112,7 +112,9 @@ class Drafter:
             all_scores.append(expanded)
             all_tokens.append(candidates)
             parents.append(chosen + topk * topk * (step - 1) + topk)
-        picked = torch.cat(all_scores, dim=1).topk(self.shape.num_nodes - 1, dim=-1).indices.sort(dim=-1).values
+        # Stable: where the draft is all but sure, a node's score is its parent's, which must be picked before it.
+        ranked = torch.cat(all_scores, dim=1).sort(dim=-1, descending=True, stable=True).indices
+        picked = ranked[:, :self.shape.num_nodes - 1].sort(dim=-1).values
         parent_list = torch.cat(parents[:-1], dim=1) if steps > 1 else parents[0][:, :0]
         return Proposal(parent_list.contiguous(), picked, torch.cat(all_tokens, dim=1).gather(1, picked))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from eyas_contract import DraftSpec, InvalidInput, MlaSizes, TargetSpec
+from eyas_contract import DraftSpec, InvalidInput, MlaSizes, Rope, TargetSpec
 from eyas_contract.engines.checks.config_values import value_faults
 from eyas_contract.engines.wanted import MLA_KEYS
 from eyas_contract.target import read_config, text_config
@@ -52,7 +53,8 @@ def draft_sizes(wishes: Wishes, target: TargetSpec, num_aux: int, vocab_size: in
         head_dim=mla.qk_head_dim if mla else _head_dim(plain, target.hidden_size // heads), mla=mla,
         target_hidden_size=target.hidden_size, num_aux=num_aux,
         draft_vocab_size=vocab_size, target_vocab_size=target.vocab_size,
-        max_position_embeddings=target.max_position_embeddings, rope=target.rope, rms_norm_eps=target.rms_norm_eps,
+        max_position_embeddings=target.max_position_embeddings, rope=_whole(target.rope),
+        rms_norm_eps=target.rms_norm_eps,
         hidden_act="silu",  # whatever the target's: engines' draft layers compute no other
         fc_norm=wishes.fc_norm, norm_output=wishes.norm_output,
         own_embedding=False, dtype=target.dtype)
@@ -68,6 +70,12 @@ def _mla_sizes(wishes: Wishes, plain: dict[str, Any]) -> MlaSizes | None:
                            "the target's MLA sizes, from which an MLA draft's follow, by --kind mla",
                            "Train a draft of --kind llama, which any target takes.")
     return MlaSizes(**{key: int(plain[key]) for key in MLA_KEYS})
+
+
+def _whole(rope: Rope) -> Rope:
+    """The target's rope, over the whole of a head where the target's is over a part: SGLang's drafts, which do not
+    read how large the part is in `rope_parameters`, rotate all of it, and vLLM's would not."""
+    return replace(rope, scaling=tuple(pair for pair in rope.scaling if pair[0] != "partial_rotary_factor"))
 
 
 def _head_dim(plain: dict[str, Any], usual: int) -> int:

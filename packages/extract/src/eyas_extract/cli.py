@@ -61,12 +61,18 @@ def _dispatch(config: Any) -> int:
 
 
 def _regenerate(config: RegenerateConfig) -> int:
+    from eyas_extract.conversations import by_reason
     from eyas_extract.regenerate import regenerate
 
     done = regenerate(config)
+    reasons = by_reason(done.rejects)
+    if config.json:
+        print(json.dumps({"rows": done.rows, "rejected": dict(reasons.most_common()), "new_tokens": done.new_tokens,
+                          "seconds": done.seconds}, indent=1))
+        return 0
     print(f"{config.out}: {done.rows} rows answered, {len(done.rejects)} left out; this run {done.new_tokens:,} tokens "
           f"in {duration(done.seconds)}, {done.new_tokens / max(done.seconds, 1e-9):,.0f} tokens/s")
-    _print_reasons(Counter(reject.reason for reject in done.rejects))
+    _print_reasons(reasons)
     return 0
 
 
@@ -148,7 +154,8 @@ def _check_files(config: CheckFilesConfig) -> int:
             advice = "The last states are not this target's: none of the files can be trained on."
         print(f"{report.files - len(report.bad)} whole, {len(report.bad)} bad of {report.files} files; last state: "
               f"{report.last_state}. {advice}")
-        print(render(report.findings))
+        if report.findings:
+            print(render(report.findings))
     return 1 if report.bad or report.last_state == "neither" else 0
 
 
@@ -196,7 +203,7 @@ def _stats(config: StatsConfig) -> int:
 def _merge(config: MergeConfig) -> int:
     from eyas_extract.reshape import merge
 
-    _print_manifest(config.out, merge(config.stores, config.out))
+    _print_stores([(config.out, merge(config.stores, config.out))], config.json)
     return 0
 
 
@@ -204,14 +211,19 @@ def _split(config: SplitConfig) -> int:
     from eyas_extract.reshape import split
 
     outs = (config.first, config.second)
-    for out, manifest in zip(outs, split(config.store, outs, config.share), strict=True):
-        _print_manifest(out, manifest)
+    _print_stores(list(zip(outs, split(config.store, outs, config.share), strict=True)), config.json)
     return 0
 
 
-def _print_manifest(store: Path, manifest: Manifest) -> None:
-    print(f"{store}: {len(manifest.shards)} shards, {manifest.num_samples} samples, {manifest.num_tokens:,} tokens, "
-          f"{manifest.num_trained:,} trained")
+def _print_stores(stores: Sequence[tuple[Path, Manifest]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([{"store": str(store), "shards": len(made.shards), "samples": made.num_samples,
+                           "tokens": made.num_tokens, "trained_tokens": made.num_trained} for store, made in stores],
+                         indent=1))
+        return
+    for store, made in stores:
+        print(f"{store}: {len(made.shards)} shards, {made.num_samples} samples, {made.num_tokens:,} tokens, "
+              f"{made.num_trained:,} trained")
 
 
 def _engine(config: EngineConfig) -> int:

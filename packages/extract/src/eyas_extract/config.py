@@ -59,6 +59,8 @@ class RegenerateConfig:
     """further arguments of sglang.launch_server, as in --engine-args="--chunked-prefill-size 4096" """
     tp: int = 1
     """ranks of the engine that is started"""
+    json: bool = False
+    """print the summary as JSON"""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ class MergeConfig:
     """the stores, in order"""
     out: Path
     """the new store"""
+    json: bool = False
+    """print as JSON"""
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,8 @@ class SplitConfig:
     """store of the others"""
     share: float = 0.95
     """of the samples that go to the first"""
+    json: bool = False
+    """print as JSON"""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eyas_contract import CorruptFile, InvalidInput
+from eyas_contract import CorruptFile, EyasError, InvalidInput
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "human": "user", "gpt": "assistant"}
@@ -134,6 +135,18 @@ def read_rejects(path: Path) -> list[Reject]:
         except (ValueError, TypeError) as error:
             raise CorruptFile(str(path), f"no list of rejects ({error})", "one reject a line, by eyas-extract",
                               "Restore the file, or remove it: its reasons are lost, and nothing else.") from error
+
+
+def by_reason(rejects: Sequence[Reject]) -> Counter[str]:
+    """Why rows were left out, numbers as N, and how often."""
+    return Counter(re.sub(r"\d+", "N", reject.reason)[:160] for reject in rejects)
+
+
+def none_left(data: Path, verb: str, rejects: Sequence[Reject], wanted: str, remedy: str) -> EyasError:
+    """The error of a file of which every row was left out."""
+    listed = "; ".join(f"{count} x {reason}" for reason, count in by_reason(rejects).most_common(5)) or "an empty file"
+    return EyasError(str(data), f"0 of {len(rejects)} rows can be {verb}: {listed}", f"{wanted}, by eyas-extract",
+                     remedy)
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from eyas_contract.commands import Progress, plain_config
 from eyas_contract.contract import write_text_atomic
 from eyas_extract.answers import Answers, Row
 from eyas_extract.config import RegenerateConfig
-from eyas_extract.conversations import Reject, RowFault, count_lines, file_sha256, read_rejects
+from eyas_extract.conversations import Reject, RowFault, count_lines, file_sha256, none_left, read_rejects
 from eyas_extract.decoding import ATTENTION, Sampling, decode
 from eyas_extract.dialogue import Dialogue, dialogues_of
 from eyas_extract.disk import room_for
@@ -40,7 +40,8 @@ def regenerate(config: RegenerateConfig) -> Regenerated:
     """Answer every prompt that has no answer in the output yet.
 
     Raises:
-        EyasError: unusable input or settings, output made with others, or a full disk.
+        EyasError: unusable input or settings, output made with others, not one row that can be answered, or a full
+            disk.
     """
     faults = [f"{name} {value}" for name in ("max_new_tokens", "batch_size", "kv_gib", "concurrency", "tp")
               if (value := getattr(config, name)) <= 0]
@@ -80,6 +81,9 @@ def _regenerate(config: RegenerateConfig, sampling: Sampling, device: str, answe
     rejects.sort(key=lambda r: r.line)
     with room_for(rejects_path):
         write_text_atomic(rejects_path, "".join(dumps(r) + "\n" for r in rejects))
+    if not any("reject" not in row for batch in answers.batches for row in batch):
+        raise none_left(config.prompts, "answered", rejects, "conversations with room for --max-new-tokens "
+                        f"{config.max_new_tokens} an answer", f"{rejects_path} names each row's reason.")
     kept = answers.finish()
     progress.close(f"{tokens:,} tokens, {tokens / max(time.monotonic() - started, 1e-9):,.0f} tokens/s")
     return Regenerated(kept, rejects, tokens, round(time.monotonic() - started, 3))
@@ -102,7 +106,7 @@ def _settings(config: RegenerateConfig, device: str) -> dict[str, Any]:
     """All that an answer depends on: settings without paths and addresses, and digests of the input and the target."""
     settings = plain_config(config)
     elsewhere = ("target", "prompts", "out", "servers", "endpoint", "api_key_variable", "concurrency", "engine_python",
-                 "engine_args", "tp")
+                 "engine_args", "tp", "json")
     for name in (*elsewhere, *(("model",) if config.engine != "endpoint" else ("device", "dtype"))):
         del settings[name]
     for name in ("batch_size", "kv_gib") if config.engine != "hf" else ():

@@ -6,10 +6,8 @@ run and an undisturbed one write the same bytes.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,7 +17,6 @@ import torch
 from eyas_contract import (
     CaptureSpec,
     Contract,
-    EyasError,
     InvalidInput,
     SampleRecord,
     TargetSpec,
@@ -29,7 +26,7 @@ from eyas_contract import (
 from eyas_contract.commands import Progress, save_config
 from eyas_extract.capture import Capture, States
 from eyas_extract.config import RunConfig
-from eyas_extract.conversations import Reject, count_lines, file_sha256
+from eyas_extract.conversations import Reject, by_reason, count_lines, file_sha256, none_left
 from eyas_extract.dtypes import STORE_DTYPES
 from eyas_extract.inside.gather import by_torch
 from eyas_extract.mask import Sample
@@ -253,11 +250,11 @@ def state_fault(states: torch.Tensor, capture: Capture) -> str:
 
 def _summary(writer: StoreWriter, rows: int, check: str, already: int, seconds: float, config: RunConfig) -> Summary:
     manifest = writer.manifest
-    reasons = Counter(re.sub(r"\d+", "N", r.reason)[:160] for r in writer.rejects)
     if not manifest.num_samples:
-        listed = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(5)) or "an empty file"
-        raise EyasError(str(config.data), f"0 of {rows} rows can be trained on: {listed}",
-                        f"rows with an assistant turn within max_length {config.max_length}, by eyas-extract",
-                        f"{config.out / 'rejects.jsonl'} names each row's reason.")
-    return Summary(rows, manifest.num_samples, manifest.num_tokens, manifest.num_trained, dict(reasons.most_common()),
-                   sum(s.bytes for s in manifest.shards), check, manifest.num_tokens - already, round(seconds, 3))
+        raise none_left(config.data, "trained on", writer.rejects,
+                        f"rows with an assistant turn within max_length {config.max_length}",
+                        f"{config.out / 'rejects.jsonl'} names each row's reason; `eyas-extract regenerate` answers "
+                        "prompts.")
+    return Summary(rows, manifest.num_samples, manifest.num_tokens, manifest.num_trained,
+                   dict(by_reason(writer.rejects).most_common()), sum(s.bytes for s in manifest.shards), check,
+                   manifest.num_tokens - already, round(seconds, 3))

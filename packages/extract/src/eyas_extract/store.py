@@ -76,7 +76,7 @@ class StoreWriter:
         repairing: shards may be missing or damaged.
 
     Raises:
-        ContractMismatch: the folder holds a store of another contract or source (every difference named).
+        ContractMismatch: the folder holds shards of another contract or source (every difference named).
         CorruptFile: its last shard or its rejects are not what was written.
         InvalidInput: the folder holds something else, or cannot be written.
     """
@@ -102,6 +102,9 @@ class StoreWriter:
     def _begin(self) -> None:
         require_own(self.folder, with_temporary("contract.json", SOURCE_NAME, MANIFEST_NAME),
                     "a new or empty folder, or a store")
+        self._record()
+
+    def _record(self) -> None:
         self.contract.save(self.folder)
         write_text_atomic(self.folder / SOURCE_NAME, json.dumps(self.source, indent=1, sort_keys=True) + "\n")
         self.manifest.save(self.folder)
@@ -110,7 +113,7 @@ class StoreWriter:
         found = Manifest.load(self.folder)
         there = str(self.folder)
         mismatches = list(compare(Contract.load(self.folder), self.contract, there, "this run"))
-        old = read_source(self.folder)
+        old, given = read_source(self.folder), {**self.source}
         self._adopt(old)
         for key in sorted({*old, *self.source}):
             if old.get(key) != self.source.get(key):
@@ -119,6 +122,11 @@ class StoreWriter:
         if not mismatches and found.source_sha256 != digest(self.source):
             mismatches.append(Mismatch("manifest.source_sha256", found.source_sha256, digest(self.source), there,
                                        "this run"))
+        if mismatches and not found.shards and not self.repairing:  # nothing to mix with: no row would do, or a kill
+            self.source = given
+            (self.folder / REJECTS_NAME).unlink(missing_ok=True)
+            self._record()
+            return
         if mismatches:
             raise ContractMismatch(tuple(mismatches), "continuing would mix two extractions in one store",
                                    "Give another --out, or run with the store's own input and settings.")

@@ -82,12 +82,15 @@ def main() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    as_json = "--json" in argv
-    words = expand_config([word for word in argv if word != "--json"], COMMANDS)
+    words = [word for word in argv if word != "--json"]
+    as_json = len(words) < len(argv)
+    if words[:1] == ["launch"]:
+        words = argv  # it has --json-events: the parser refuses --json, and names that
+    words = expand_config(words, COMMANDS)
     config = tyro.extras.subcommand_cli_from_dict(
         dict(COMMANDS), args=words, prog="eyas-serve",
         description="Launches, guards and measures SGLang with an EAGLE-3 draft. --config FILE.toml gives flags; "
-        "--json makes preflight, probe, read-log, bench and tune print JSON.")
+        "--json makes all but launch print JSON, launch has --json-events.")
     if isinstance(config, PreflightConfig):
         return report(lambda: preflight(config), as_json)
     if isinstance(config, ReadLogConfig):

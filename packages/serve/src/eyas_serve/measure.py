@@ -42,7 +42,10 @@ def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: s
 
     A live conversation is one of these, its questions one after the other.
     """
+    made = 0
+
     def ask(prompt: Prompt | None) -> list[tuple[Prompt, Generation]]:
+        nonlocal made
         send, done = client.stream if config.stream else client.generate, list[tuple[Prompt, Generation]]()
         while prompt is not None:
             try:
@@ -50,22 +53,26 @@ def measure(client: Client, prompts: list[Prompt], config: BenchConfig, label: s
             except EngineFailure as error:
                 raise EngineFailure(f"{error.where}, prompt {prompt.id!r} of {len(prompt.input_ids)} tokens",
                                     error.found, error.wanted, error.remedy) from error
-            bar.update(len(answer.output_ids))
+            made += len(answer.output_ids)
             done.append((prompt, answer))
             prompt = prompt.follow(answer.output_ids)
+        bar.update(1, f"{made / (time.perf_counter() - start):,.0f} tokens/s")
         return done
 
-    bar = Progress(0, "tokens", f"{label} warm-up")
-    in_flight(ask, prompts[:max(config.warmup, config.concurrency)], config.concurrency, client.look)
-    bar = Progress(0, "tokens", label)
+    first = prompts[:max(config.warmup, config.concurrency)]
+    bar, start = Progress(len(first), "prompts", f"{label} warm-up"), time.perf_counter()
+    in_flight(ask, first, config.concurrency, client.look)
+    bar, made = Progress(len(prompts), "prompts", label), 0
     start, used = time.perf_counter(), time.process_time()
     done = [turn for conversation in in_flight(ask, prompts, config.concurrency, client.look) for turn in conversation]
     seconds = time.perf_counter() - start
     busy = (time.process_time() - used) / seconds
     asked, answers = (tuple(column) for column in zip(*done, strict=True))
     acceptance = Acceptance.of(answer.histogram for answer in answers)
-    bar.close(f"acceptance length {acceptance.length:.2f}" if acceptance.rounds else "")
-    return Run(answers, seconds, busy, asked)
+    run = Run(answers, seconds, busy, asked)
+    bar.close(f"{run.tokens_per_second:,.0f} tokens/s"
+              + (f", acceptance length {acceptance.length:.2f}" if acceptance.rounds else ""))
+    return run
 
 
 def measure_levels(client: Client, prompts: list[Prompt], config: BenchConfig, label: str,

@@ -92,4 +92,5 @@ def useless(client: Client, config: ServeConfig, proof: Proof) -> EngineFailure:
         f"{proof.text}, {proof.acceptance.rounds} rounds: the server is up, but its draft is of no use\n"
         f"{findings(client, config)}",
         f"at least {config.acceptance_floor:.2f} (--acceptance-floor)",
-        "Correct what the probe names, or serve without the draft; --acceptance-floor 0 serves it all the same.")
+        "Correct what the probe names; where it passes, the draft is served as trained, and needs more training. "
+        "--acceptance-floor 0 serves it all the same.")

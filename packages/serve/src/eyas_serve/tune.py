@@ -17,6 +17,7 @@ from eyas_contract import EngineFailure, InvalidInput
 from eyas_contract.commands import plain_config
 from eyas_contract.contract import read_json, write_text_atomic
 from eyas_contract.engines.sglang import server_flags
+from eyas_contract.interpreters import located
 from eyas_contract.outputs import require_place, set_aside
 from eyas_serve.client import Client
 from eyas_serve.config import BenchConfig, ServeConfig, TuneConfig, with_room
@@ -250,7 +251,9 @@ def as_toml(config: ServeConfig) -> str:
         value = getattr(config, field.name)
         if value == field.default or field.name in ("port", "run_dir", "radix_cache", "metrics"):
             continue
-        plain = str(value.resolve()) if isinstance(value, Path) else value
+        # A virtual environment's interpreter is a link, and not what it leads to.
+        absolute = located if field.name == "engine_python" else Path.resolve
+        plain = str(absolute(value)) if isinstance(value, Path) else value
         if isinstance(plain, (str, int, float)):
             lines.append(f"{field.name} = {_scalar(plain)}")
         elif isinstance(plain, (tuple, list)):

@@ -17,6 +17,7 @@ CODES: dict[str, tuple[str, str]] = {
     "config-keys": ("error", "a config key that the draft class needs is missing"),
     "config-nested": ("error", "speculators' nested config, of which this engine reads nothing"),
     "config-not-as-trained": ("error", "the draft's config says otherwise than the contract of its training"),
+    "config-overridden": ("error", "`--json-model-override-args` changes the draft's config too"),
     "config-value": ("error", "a config value that is impossible or of the wrong type"),
     "contract-unreadable": ("error", "`contract.json` is there but cannot be read"),
     "d2t-absolute": ("error", "`d2t` holds target ids where offsets are wanted"),

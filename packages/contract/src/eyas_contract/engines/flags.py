@@ -32,6 +32,7 @@ class ServerFlags:
     mem_fraction_static: float | None = None
     tp_size: int | None = None
     pp_size: int | None = None
+    json_model_override_args: str | None = None
 
     @classmethod
     def from_argv(cls, argv: Sequence[str]) -> ServerFlags:

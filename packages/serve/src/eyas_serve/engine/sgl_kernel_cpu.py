@@ -23,10 +23,35 @@ def build_tree_kernel_efficient_cpu(
     topk: int, depth: int, draft_token_num: int, tree_mask_mode: int,
 ) -> None:
     """Links, positions and mask of the draft trees; the last five tensors are written."""
-    eyas_native.tree_build(
-        parent_list.long().contiguous(), selected_index.contiguous(), seq_lens.long(), topk=topk, depth=depth,
-        num_nodes=draft_token_num, mask_mode=int(tree_mask_mode), tree_mask=tree_mask, positions=positions,
-        retrive_index=retrive_index, retrive_next_token=retrive_next_token, retrive_next_sibling=retrive_next_sibling)
+    parents = parent_list.long().contiguous()
+
+    def build(selected: Tensor) -> None:
+        eyas_native.tree_build(
+            parents, selected.contiguous(), seq_lens.long(), topk=topk, depth=depth, num_nodes=draft_token_num,
+            mask_mode=int(tree_mask_mode), tree_mask=tree_mask, positions=positions, retrive_index=retrive_index,
+            retrive_next_token=retrive_next_token, retrive_next_sibling=retrive_next_sibling)
+
+    try:
+        build(selected_index)
+    except eyas_native.ArgumentError:  # nothing is written yet; what is wrong otherwise is refused again
+        build(without_orphans(parents, selected_index, topk))
+
+
+def without_orphans(parent_list: Tensor, selected_index: Tensor, topk: int) -> Tensor:
+    """Selected entries [B, n - 1] of which those without a selected parent hang from the root, as on a GPU.
+
+    Where a draft is all but sure, a node's score is its parent's, and SGLang's `topk` may select the child alone. Any
+    token may hang from the root: what is accepted is the target's own choice.
+    """
+    selected = selected_index.clone()
+    while True:
+        slots = selected // topk
+        above = parent_list.gather(1, slots.clamp(0, parent_list.shape[1] - 1))
+        known = (selected[:, None, :] == above[:, :, None]).tril(-1).any(-1)
+        orphans = (slots > 0) & (slots < parent_list.shape[1]) & ~known
+        if not orphans.any():
+            return selected
+        selected[orphans] = 0  # the first entry of the first step, whose parent is the root
 
 
 def verify_tree_greedy_cpu(

@@ -11,6 +11,7 @@ from typing import Any
 
 from eyas_contract import EngineFailure, EyasError
 from eyas_contract.checkpoint_files import weight_sizes
+from eyas_contract.engines.overrides import FLAG, overridden
 from eyas_contract.engines.sglang import DRAFT_CLASSES
 from eyas_contract.target import read_config
 from eyas_serve.guard import layout
@@ -79,6 +80,10 @@ def _require_settings(server_args: Any) -> None:
     if algorithm.upper() != "EAGLE3":
         faults.append(f"--speculative-algorithm {algorithm} with an EAGLE-3 draft: SGLang would hand it one state "
                       "instead of several, skip fc, ignore d2t and put the target's head on it. Use EAGLE3")
+    changed = overridden(_draft_config(server_args), getattr(server_args, "json_model_override_args", None))
+    if changed:
+        faults.append(f"{FLAG} changes the draft's config too: {'; '.join(changed)}. Write these keys into the "
+                      "config.json of a copy of the target's folder instead")
     eagle = _draft_config(server_args).get("eagle_config")
     if isinstance(eagle, dict) and eagle.get("use_aux_hidden_state", True) is not True:
         faults.append(f"eagle_config.use_aux_hidden_state is {str(eagle['use_aux_hidden_state']).lower()} in the "

@@ -1,4 +1,4 @@
-"""Every tensor of the draft's checkpoint is used and every parameter is set, or the engine does not start.
+"""Every tensor of the draft's checkpoint is used, whole, and every parameter is set, or the engine does not start.
 
 SGLang's EAGLE-3 classes pass over names they do not know and leave parameters that no name filled as they were
 allocated (`load_weights` in `models/llama_eagle3.py` and `models/kimi_k25_eagle3.py`).
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from eyas_contract import EngineFailure
+from eyas_serve.guard.shapes import Shapes
 from eyas_serve.guard.state import GUARD
 from eyas_serve.guard.vocabulary import vocabulary_faults
 
@@ -21,13 +22,14 @@ PAIR = ("q_a_proj", "kv_a_proj_with_mqa")  # MLA fuses the two: the first to com
 
 
 class Audit:
-    """Notes, while a checkpoint streams by, which names ended in no parameter."""
+    """Notes, while a checkpoint streams by, which names ended in no parameter, and which have other shapes."""
 
     def __init__(self, model: Module, default_loader: Callable[..., Any]) -> None:
         self.model, self.default_loader = model, default_loader
         self.calls = 0
         self.loaded: set[str] = set()
         self.dropped: list[str] = []
+        self.shapes, self.misshapen = Shapes(model), list[str]()
         self.waiting: dict[str, str] = {}
         self.t2d: Tensor | None = None
         self.restore: list[Callable[[], None]] = []
@@ -59,6 +61,8 @@ class Audit:
         for name, tensor in weights:
             if "t2d" in name:
                 self.t2d = tensor
+            if fault := self.shapes.fault(name, tensor):
+                self.misshapen.append(fault)
             calls, hot = self.calls, getattr(self.model, "hot_token_id", None)
             yield name, tensor
             used = self.calls > calls or getattr(self.model, "hot_token_id", None) is not hot or "t2d" in name
@@ -137,13 +141,13 @@ def audit_weights(original: Callable[..., Any], model: Any, weights: Iterable[tu
         result = original(model, audit.tap(weights), *args, **kwargs)
     finally:
         audit.release()
-    faults = _name_faults(audit.dropped, audit.unset() if first else [])
+    faults = _name_faults(audit.dropped, audit.unset() if first else [], audit.misshapen)
     faults += vocabulary_faults(model.hot_token_id, _draft_size(model), model.config.vocab_size, audit.t2d)
     if faults:
         _put_back(model, old)
         GUARD.refuse(EngineFailure(
             "draft checkpoint", "; ".join(faults),
-            f"a checkpoint of which {type(model).__name__} uses every tensor and misses none, by the guard",
+            f"a checkpoint of which {type(model).__name__} uses every tensor whole and misses none, by the guard",
             "Without this the server would answer and accept no draft token (acceptance length 1.00)."))
     model._eyas_loaded, model._eyas_t2d = True, audit.t2d
     GUARD.verified("weights")
@@ -165,13 +169,17 @@ def _draft_size(model: Any) -> int | None:
     return None if getattr(model, "load_lm_head_from_target", False) else model.config.draft_vocab_size
 
 
-def _name_faults(dropped: list[str], unset: list[str]) -> list[str]:
+def _name_faults(dropped: list[str], unset: list[str], misshapen: list[str]) -> list[str]:
     faults = []
     if dropped:
         faults.append(f"SGLang drops {_listed(dropped)}: it knows no such names. Rename them; the decoder layer is "
                       "`midlayer.*`, the others `fc`, `norm`, `lm_head`, `d2t`")
     if unset:
         faults.append(f"nothing in it sets {_listed(unset)}, which would keep the memory's old content. Export them")
+    if misshapen:
+        faults.append(f"other shapes than config.json makes SGLang build, which it cuts or pads without a word: "
+                      f"{_listed(misshapen)}. Correct num_attention_heads, num_key_value_heads, head_dim or "
+                      "intermediate_size, or export again")
     return faults
 
 

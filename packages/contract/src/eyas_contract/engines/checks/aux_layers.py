@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from eyas_contract.contract import FILE_NAME
@@ -11,6 +12,7 @@ from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.loaders import eagle_config
 
 _KEY = "eagle_aux_hidden_state_layer_ids"
+_LIKE_IDS = re.compile(r"(aux|capture|eagle|target).*layer|^layer_ids$")
 _SILENT = "the draft is fed the states of other layers; acceptance falls without a message"
 
 
@@ -38,7 +40,19 @@ def check_aux_layers(case: Case) -> list[Finding]:
                 f"outputs of layers {list(trained)}, by {source}", _SILENT, _remedy(case, trained)))
     if trained is None and not bad:
         result += _unread(case, readings) or _convention(case, readings)
-    return result
+    return result + _count(case, readings)
+
+
+def _count(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Finding]:
+    """As many layers captured as `fc` is built for; what the file's `fc` was made for is told from its width."""
+    if case.engine != "sglang" or case.loader is None or case.version < (0, 5, 12):
+        return []
+    built = case.loader.num_aux(case.config)
+    return [Finding("aux-layer-count", "error", where, f"{len(ids)} layers captured: {_shown(case)}",
+                    f"{built}, which config.json makes {case.server} build `fc` for",
+                    "the states do not fit `fc`: the server fails at the first prompt",
+                    "Write as many layer ids as num_aux_hidden_states.")
+            for where, ids in readings.items() if len(ids) != built]
 
 
 def _written(config: dict[str, Any]) -> dict[str, Any]:
@@ -128,15 +142,30 @@ def _convention(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Findin
 
 
 def _unread(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Finding]:
-    """Layers named on top, in vLLM's convention, that SGLang neither reads nor happens to capture."""
+    """Layers named where this engine does not read them, and does not happen to capture them."""
     top = case.config.get(_KEY)
-    if case.engine != "sglang" or not top:
+    if case.engine != "sglang":
         return []
+    if not top:
+        return [] if _read_first(case) else _elsewhere(case, readings)
     meant = tuple(i - 1 for i in top)
     return [Finding("aux-layer-ids", "error", where,
                     f"{_shown(case)}: SGLang does not read the one on top, and captures the outputs of {list(ids)}",
                     f"outputs of layers {list(meant)}, which the top-level key names as boundaries (vLLM's convention)",
                     _SILENT, _remedy(case, meant)) for where, ids in readings.items() if ids != meant]
+
+
+def _elsewhere(case: Case, readings: dict[str, tuple[int, ...]]) -> list[Finding]:
+    """No ids where the engine looks, but a list of layers under another name: another tool's, or misspelt."""
+    named = {prefix + key: value for part, prefix in ((case.config, ""), (eagle_config(case.config), "eagle_config."))
+             for key, value in part.items()
+             if _LIKE_IDS.search(key) and _is_ids(value) and len(value) > 1}
+    return [Finding("aux-layer-convention", "warning", f"config.json: {name}",
+                    f"{value}, which {case.server} does not read: it takes its default, outputs of {list(ids)}",
+                    f"the layers in {where.removeprefix('config.json: ')}, in {case.server}'s numbers", _SILENT,
+                    "Write them there if the draft was trained on them; remove the key if not.")
+            for name, value in named.items() for where, ids in readings.items()
+            if list(ids) not in (value, [i - 1 for i in value])]
 
 
 def _read_first(case: Case) -> list[int] | None:

@@ -11,6 +11,7 @@ from eyas_contract.checkpoint_files import has_weights, read_checkpoint, require
 from eyas_contract.contract import FILE_NAME, Contract
 from eyas_contract.engines import vllm
 from eyas_contract.engines.checks.config_values import value_faults
+from eyas_contract.engines.draft_types import with_defaults
 from eyas_contract.engines.flags import ServerFlags
 from eyas_contract.engines.hardware import Gpu
 from eyas_contract.engines.loaders import Loader, Version
@@ -49,7 +50,7 @@ class Case:
 
     Attributes:
         draft, target: folders.
-        raw: the draft's config as written; `config` flat, as the engine's class sees it.
+        raw: the draft's config as written; `config` flat, as the engine's class sees it, with its type's defaults.
         target_config: the target's config, its text model's part.
         spec: the target.
         tensors: the draft's tensors by stored name; empty where the folder has no weights.
@@ -119,7 +120,7 @@ def read_case(draft: Path, target: Path, engine: str, record: Path | None) -> Ca
             config["architectures"] = [DRAFT_CLASSES["llama"]]
     weights = has_weights(draft)
     return Case(
-        draft=draft, target=target, raw=raw, config=config,
+        draft=draft, target=target, raw=raw, config=with_defaults(config),
         target_config=text_config(read_config(target)), spec=spec,
         tensors=read_checkpoint(draft) if weights else {}, draft_bytes=sum(weight_sizes(draft)),
         target_bytes=sum(weight_sizes(target)), engine=engine, version=(0, 0, 0), loader=None,

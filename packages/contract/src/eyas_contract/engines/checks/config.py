@@ -6,7 +6,7 @@ from typing import Any
 
 from eyas_contract.engines import sglang, vllm
 from eyas_contract.engines.checks.case import Case
-from eyas_contract.engines.checks.config_values import REQUIRED, value_faults
+from eyas_contract.engines.checks.config_values import REQUIRED, SWITCHES, value_faults
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.loaders import draft_kind
 from eyas_contract.engines.wanted import MLA_KEYS
@@ -18,15 +18,19 @@ def check_config(case: Case) -> list[Finding]:
     """Missing or impossible values; with an error here the other rooms have nothing to stand on."""
     config, result = case.config, []
     needed = ["model_type", *REQUIRED, *(MLA_KEYS if case.loader and case.loader.kind == "mla" else ())]
+    if case.loader and (case.loader.multi_layer or case.loader.kind == "mla"):
+        needed.append("num_hidden_layers")  # the config classes' own number is a whole model's: 32, 61
     missing = [key for key in needed if config.get(key) is None]
     if missing:
         result.append(Finding("config-keys", "error", "config.json", f"no {', '.join(missing)}",
                               "the draft's type and sizes",
                               "the server takes its class's defaults and the weights do not fit", "Write the sizes."))
-    wrong = value_faults(config)
+    wrong = value_faults(config) + [f"{key} {config[key]!r}"[:80] for key in SWITCHES
+                                    if isinstance(config.get(key), str | list | dict)]
     if wrong:
         result.append(Finding("config-value", "error", "config.json", "; ".join(wrong),
-                              "positive whole numbers for sizes, positive numbers for theta and eps, objects",
+                              "positive whole numbers for sizes, positive numbers for theta and eps, objects, true or "
+                              "false (a text counts as true)",
                               "the server cannot start, or builds another model", "Correct the values."))
     return result
 

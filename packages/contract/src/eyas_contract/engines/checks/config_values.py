@@ -9,6 +9,8 @@ from eyas_contract.engines.wanted import MLA_KEYS
 REQUIRED = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 _COUNTS = (*REQUIRED, "num_key_value_heads", "head_dim", "num_hidden_layers", "draft_vocab_size",
            "intermediate_size_mlp", "target_hidden_size", "num_aux_hidden_states", "max_position_embeddings", *MLA_KEYS)
+SWITCHES = ("attention_bias", "bias", "fc_norm", "norm_before_fc", "norm_before_residual", "norm_output",
+            "tie_word_embeddings", "use_aux_norm")
 _LARGEST = 2**31 - 1
 
 

@@ -27,7 +27,7 @@ def check_head(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
                               f"{list(shape)}: one row per draft token (draft_vocab_size "
                               f"{case.config.get('draft_vocab_size')})", "the server fails while loading, or pads the "
                               "head with random rows", "Correct draft_vocab_size, or export the head again."))
-    return result + _embedding(case, placed)
+    return result + _embedding(case, loader, placed)
 
 
 def _own_head(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
@@ -74,7 +74,7 @@ def _tied(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
                     "Set tie_word_embeddings to false" + ("." if head else " and export the head."))]
 
 
-def _embedding(case: Case, placed: Placed) -> list[Finding]:
+def _embedding(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
     config, own, result = case.config, "embed_tokens.weight" in placed.found, []
     width, hidden = target_width(config), config["hidden_size"]
     if width != case.spec.hidden_size:
@@ -85,7 +85,8 @@ def _embedding(case: Case, placed: Placed) -> list[Finding]:
                               "the states do not fit `fc`: the server stops, or skips `fc`",
                               "Serve the target that the draft was trained for, or write its hidden_size into "
                               "target_hidden_size."))
-    if "target_hidden_size" in config and config["target_hidden_size"] is None and case.engine == "sglang":
+    if "target_hidden_size" in config and config["target_hidden_size"] is None and loader.engine == "sglang" \
+            and loader.kind == "llama":  # the MLA class takes hidden_size then
         result.append(Finding("config-value", "error", "config.json: target_hidden_size", "null", "a number, or no key",
                               "the server stops while it builds `fc`", "Remove the key."))
     if width != hidden and not own:

@@ -16,7 +16,7 @@ _DEFAULT_THETA = 10000.0
 
 def check_rope(case: Case) -> list[Finding]:
     """Positions against the served context, rope against training, else against the target."""
-    return _positions(case) + _spellings(case) + _meaning(case)
+    return _positions(case) + _spellings(case) + _share(case) + _meaning(case)
 
 
 def _positions(case: Case) -> list[Finding]:
@@ -88,6 +88,21 @@ def _spellings(case: Case) -> list[Finding]:
                     f"rope_parameters: {_block({'rope_parameters': config['rope_parameters']})}; the older keys: "
                     f"theta {old.theta:g}, {old.type} {dict(old.scaling)}", "both spellings, agreeing",
                     "which one counts depends on the server's transformers version", "Write both alike.")]
+
+
+def _share(case: Case) -> list[Finding]:
+    """SGLang's Llama class takes the share of a head that rotates from the top level alone (`LlamaAttention`)."""
+    key, parameters = "partial_rotary_factor", case.config.get("rope_parameters") or case.config.get("rope_scaling")
+    inner = (parameters or {}).get(key)
+    outer = case.config.get(key, 1)
+    if case.loader is None or case.loader.engine != "sglang" or case.loader.kind != "llama" or case.contract \
+            or inner in (None, outer):
+        return []
+    return [Finding("rope-spellings", "warning", f"config.json: {key}",
+                    f"{inner} within the rope, {outer} outside of it",
+                    f"the share that training rotated, outside of the rope: {case.server} reads no other",
+                    f"the server rotates {outer} of each head: if training rotated {inner}, acceptance falls without a "
+                    "message", f"Write {key} at the top level of config.json.")]
 
 
 def _meaning(case: Case) -> list[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from eyas_contract.engines.checks.case import Case
 from eyas_contract.engines.findings import Finding
 from eyas_contract.engines.hardware import BACKENDS, MLA_TARGETS, PAGED_TREES, TREE_BY_DEFAULT, Backend
+from eyas_contract.engines.overrides import FLAG, overridden
 from eyas_contract.engines.sglang import version_text
 
 _NUMBERS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
@@ -30,7 +31,18 @@ def check_serving(case: Case) -> list[Finding]:
         result.append(Finding("token-map-ignored", "warning", "--speculative-token-map", flags.speculative_token_map,
                               "no token map: EAGLE-3 takes d2t from the checkpoint", "the flag is ignored",
                               "Leave it out."))
-    return result + _backends(case, topk)
+    return result + _overridden(case) + _backends(case, topk)
+
+
+def _overridden(case: Case) -> list[Finding]:
+    changed = overridden(case.raw, case.flags.json_model_override_args)
+    if not changed:
+        return []
+    return [Finding("config-overridden", "error", FLAG, "; ".join(changed),
+                    "no key that the draft's config has otherwise: the flag is laid over both models' configs",
+                    "the draft computes another function than the one trained (other angles, other sizes), without a "
+                    "message", "Write these keys into the config.json of a copy of the target's folder, in place of "
+                    "the flag.")]
 
 
 def _defaults(case: Case) -> tuple[int, int, int]:

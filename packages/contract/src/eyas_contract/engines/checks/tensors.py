@@ -31,7 +31,8 @@ def check_tensors(case: Case, loader: Loader, placed: Placed) -> list[Finding]:
              and not _packed(case, loader, name, info)]
     if wrong:
         result.append(Finding("tensor-shape", "error", case.weights, "; ".join(wrong),
-                              "the shapes that config.json describes", "the server fails while loading",
+                              "the shapes that config.json describes",
+                              "the server fails while loading, or cuts or pads them without a word",
                               "Correct config.json or export again."))
     return result + width_finding + _dtypes(case, loader, placed) + _unsure(case, loader, placed)
 
@@ -99,9 +100,10 @@ def _head_dim(case: Case, placed: Placed) -> tuple[set[str], list[Finding]]:
             or q.shape[0] % heads or k.shape[0] != kv * (q.shape[0] // heads):
         return set(), []
     real = q.shape[0] // heads
-    written = case.config.get("head_dim")
-    says = f"leaves head_dim out, and the default {case.config['hidden_size']} / {heads} is {dim}" if written is None \
-        else f"says {written}"
+    written, typed = case.raw.get("head_dim"), case.config.get("head_dim")
+    says = f"says {written}" if written is not None else \
+        f"leaves head_dim out, and the default of model_type {case.config['model_type']} is {dim}" if typed else \
+        f"leaves head_dim out, and the default {case.config['hidden_size']} / {heads} is {dim}"
     of_target = case.target_config.get("head_dim") or case.spec.hidden_size // (
         case.target_config.get("num_attention_heads") or 1)
     same = "equal to the target's: same KV page size" if of_target == real else \

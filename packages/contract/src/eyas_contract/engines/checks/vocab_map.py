@@ -49,7 +49,17 @@ def check_vocab_map(case: Case, loader: Loader) -> list[Finding]:
         risen = _strictly_rising(values, marked, where)
         if risen:
             return risen
+    if trained is None and t2d is None and not any(values) and 2 * size <= vocab:
+        return [_unset(where, size, vocab)]
     return _order(mapped, where) + _t2d(t2d, marked, mapped, vocab)
+
+
+def _unset(where: str, size: int, vocab: int) -> Finding:
+    """A buffer as it was allocated; a vocabulary that only leaves padding out is more than half of the target's."""
+    return Finding("d2t-values", "warning", where, f"all {size} offsets are 0: the first {size} of {vocab} tokens",
+                   "the offsets of the tokens trained on, usually the most frequent ones",
+                   "if the map was never filled, nearly every proposal is a wrong token, without a message",
+                   "Rebuild d2t from the training vocabulary, unless that is its beginning.")
 
 
 def _special(case: Case, loader: Loader, kind: str) -> TensorInfo | None:
