@@ -104,6 +104,17 @@ def test_attention_that_reads_two_hidden_sizes_is_right(tmp_path: Path) -> None:
     finding = only(check(folder.write(tmp_path / "draft"), target), "draft-architecture")
     assert "128 = 2 x 64" in finding.found
     assert "another model class" in finding.consequence
+    assert "change no weight" in finding.remedy
+
+
+def test_a_whole_model_in_the_drafts_place_is_told(tmp_path: Path) -> None:
+    """Draft and target given the other way round."""
+    model = drafts.target()
+    model.tensors |= {"model.norm.weight": bf16([64])}
+    target, draft = model.write(tmp_path / "target"), drafts.draft().write(tmp_path / "draft")
+    finding = only(check(target, draft), "draft-architecture")
+    assert "change no weight" not in finding.remedy
+    assert "as --target" in finding.remedy
 
 
 def test_head_dim_is_read_off_the_rows(tmp_path: Path) -> None:

@@ -35,6 +35,11 @@ def check_config(case: Case) -> list[Finding]:
     return result
 
 
+def _has_fc(case: Case) -> bool:
+    """Whether any tensor joins states, as in every EAGLE-3 draft: a whole model has none, perhaps the target itself."""
+    return any("fc" in name.split(".") for name in case.tensors)
+
+
 def check_class(case: Case) -> list[Finding]:
     """Architecture, algorithm, dialect and number of layers."""
     result = []
@@ -45,7 +50,8 @@ def check_class(case: Case) -> list[Finding]:
             "draft-architecture", "error", "config.json: architectures", architecture + _recognised(case),
             f"one of {sorted(known)}", "the file is opened with another model class: `fc` and `hidden_norm` are "
             "unknown to it, and its attention reads one hidden size where the draft's reads two",
-            "Write the EAGLE-3 class into `architectures`; change no weight."))
+            "Write the EAGLE-3 class into `architectures`; change no weight." if not case.tensors or _has_fc(case) else
+            "Nothing here is called `fc`: give an EAGLE-3 draft, and the model that it drafts for as --target."))
     elif case.loader is None:
         result.append(Finding(
             "draft-architecture", "error", "config.json: architectures", architecture,
