@@ -140,6 +140,9 @@ def test_two_do_not_train_in_one_folder(store: Path, tiny_target: Path, tmp_path
     with pytest.raises(InvalidInput, match="another process of eyas writes to it now"):
         late.run()
     assert not (config.out / "metrics.jsonl").exists()
+    with pytest.raises(InvalidInput, match="another process of eyas writes to it now"):
+        Trainer(settings(store, tiny_target, config.out, lr=0.5))
+    assert json.loads((config.out / "config.resolved.json").read_text())["lr"] == config.lr
     os.close(handle)
     Trainer(config).run()
     assert Trainer(config).step == 2

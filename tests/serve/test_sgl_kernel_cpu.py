@@ -60,5 +60,7 @@ def test_an_orphan_and_its_child_hang_from_the_root() -> None:
     whole = torch.tensor([[0, 1, 2, 6]])
     assert without_orphans(parents, whole, TOPK) is not whole
     assert without_orphans(parents, whole, TOPK).tolist() == whole.tolist()
+    with pytest.raises(ArgumentError):  # of one step, and no tree of that many nodes
+        build(torch.zeros(1, 0, dtype=torch.int64), torch.tensor([[0, 9]]))
     with pytest.raises(ArgumentError, match="parent slot"):
         build(parents, torch.tensor([[0, 1, 2, 99]]))

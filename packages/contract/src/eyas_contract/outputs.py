@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from eyas_contract.errors import InvalidInput
@@ -64,6 +65,16 @@ def lock(path: Path) -> int:
         raise InvalidInput(str(path), "another process of eyas writes to it now", "one writer at a time",
                            "Wait for its end, or give another place.") from error
     return handle
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """`lock` for as long as the block lasts. Raises InvalidInput as it does."""
+    handle = lock(path)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def with_temporary(*names: str) -> set[str]:

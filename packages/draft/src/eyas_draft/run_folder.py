@@ -7,7 +7,7 @@ from typing import Any
 from eyas_contract import Contract, InvalidInput, canonical, compare
 from eyas_contract.commands import plain_config, save_config
 from eyas_contract.contract import read_json, write_text_atomic
-from eyas_contract.outputs import require_own, require_place, with_temporary
+from eyas_contract.outputs import held, require_own, require_place, with_temporary
 from eyas_draft import checkpoint, metrics
 from eyas_draft.config import FREE_ON_RESUME, TrainConfig
 from eyas_draft.setup import Setup
@@ -24,7 +24,8 @@ def claim(config: TrainConfig, setup: Setup) -> None:
 
     Raises:
         InvalidInput: settings, contract or samples that differ from those of the run that is to be continued (every
-            difference is named), or a folder with anything but a run, or that cannot be written.
+            difference is named), or a folder with anything but a run, or that cannot be written, or in which another
+            process trains.
     """
     run, settings, data = config.out, plain_config(config), _data(setup.store)
     begun = checkpoint.latest(run) is not None
@@ -37,12 +38,13 @@ def claim(config: TrainConfig, setup: Setup) -> None:
     else:
         _require_unbegun(config, settings)
     require_place(run / SETTINGS, "a folder for the run, by --out")
-    if not begun:
-        checkpoint.mark_best(run, None)
-    setup.contract.save(run)
-    write_text_atomic(run / COVERAGE, canonical.dumps(setup.coverage) + "\n")
-    write_text_atomic(run / DATA, canonical.dumps(data) + "\n")
-    save_config(config, run, SETTINGS)
+    with held(run):  # a run without a checkpoint yet may be going on here, with other settings
+        if not begun:
+            checkpoint.mark_best(run, None)
+        setup.contract.save(run)
+        write_text_atomic(run / COVERAGE, canonical.dumps(setup.coverage) + "\n")
+        write_text_atomic(run / DATA, canonical.dumps(data) + "\n")
+        save_config(config, run, SETTINGS)
 
 
 def _data(store: Store) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -106,8 +106,9 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
         CorruptFile: it cannot be read.
     """
     with _damage_named(folder):
-        _require_parts(folder, slice(None))
-        known = FileSystemReader(folder).read_metadata().state_dict_metadata
+        metadata = FileSystemReader(folder).read_metadata()
+        _require_parts(folder, metadata, slice(None))
+        known = metadata.state_dict_metadata
         tensors = {name: torch.empty(value.size, dtype=value.properties.dtype) for name, value in known.items()
                    if isinstance(value, TensorStorageMetadata)}
         with warnings.catch_warnings():
@@ -123,19 +124,19 @@ def read_into(folder: Path, tensors: dict[str, Tensor]) -> None:
         CorruptFile: it cannot be read.
     """
     with _damage_named(folder):
-        _require_parts(folder, slice(dist.get_rank(), None, dist.get_world_size()) if dist.is_initialized()
-                       else slice(None))
+        mine = slice(dist.get_rank(), None, dist.get_world_size()) if dist.is_initialized() else slice(None)
+        _require_parts(folder, FileSystemReader(folder).read_metadata(), mine)
         load(tensors, checkpoint_id=folder)
 
 
-def _require_parts(folder: Path, mine: slice) -> None:
+def _require_parts(folder: Path, metadata: Metadata, mine: slice) -> None:
     """Compare the sums of some of a checkpoint's parts, each an archive of its own within a file.
 
     Raises:
         ValueError: a part that is not what was written.
     """
-    parts = FileSystemReader(folder).read_metadata().storage_data or {}
-    for part in sorted(parts.values(), key=lambda part: (part.relative_path, part.offset))[mine]:
+    parts = (metadata.storage_data or {}).values()
+    for part in sorted(parts, key=lambda part: (part.relative_path, part.offset))[mine]:
         with (folder / part.relative_path).open("rb") as file:
             file.seek(part.offset)
             require_whole(io.BytesIO(file.read(part.length)))

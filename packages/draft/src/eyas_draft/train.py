@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
@@ -21,7 +20,7 @@ import torch
 
 from eyas_contract import InvalidInput
 from eyas_contract.commands import Progress, plain_config
-from eyas_contract.outputs import lock
+from eyas_contract.outputs import held
 from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import Batch, HostBatch, Loader, plan_epoch, split
 from eyas_draft.config import TrainConfig
@@ -102,7 +101,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.enter_context(closing(self.stepper))
             if first:
-                stack.callback(os.close, lock(out))
+                stack.enter_context(held(out))
             trackers = open_trackers(self.config.log_to, out, plain_config(self.config), self.step) if first else []
             return self._run(stack.enter_context(closing(MetricsLog(out, self.step, first, trackers))))
 

@@ -43,6 +43,8 @@ def without_orphans(parent_list: Tensor, selected_index: Tensor, topk: int) -> T
     Where a draft is all but sure, a node's score is its parent's, and SGLang's `topk` may select the child alone. Any
     token may hang from the root: what is accepted is the target's own choice.
     """
+    if not parent_list.numel():  # of one step: no node has another parent than the root
+        return selected_index
     selected = selected_index.clone()
     while True:
         slots = selected // topk
