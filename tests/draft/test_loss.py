@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_attention import PlainAttention
 from specs import MLA, SPEC, VARIANTS, pack, random_model, random_samples
 from torch import Tensor
 
@@ -21,26 +22,6 @@ from eyas_draft.store import Sample
 from eyas_draft.ttt import scored_positions
 
 STEPS, DECAY, LENGTHS = 4, 0.8, (9, 3, 14, 6)
-
-
-class PlainAttention:
-    """Scores over the keys a query may see, listed one by one; autograd does the rest."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.blocks: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(num_layers)]
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        blocks = self.blocks[layer]
-        blocks.append((k, v))
-        groups = q.shape[1] // k.shape[1]
-        rows = []
-        for t in range(q.shape[0]):
-            seen = [(blocks[0][0][s], blocks[0][1][s]) for s in range(t + 1)] + [(b[0][t], b[1][t]) for b in blocks[1:]]
-            keys = torch.stack([s[0] for s in seen]).repeat_interleave(groups, dim=1)
-            values = torch.stack([s[1] for s in seen]).repeat_interleave(groups, dim=1)
-            weights = (torch.einsum("hd,shd->hs", q[t], keys) * q.shape[-1] ** -0.5).softmax(-1)
-            rows.append(torch.einsum("hs,shd->hd", weights, values))
-        return torch.stack(rows)
 
 
 def plain_loss(model: DraftModel, samples: list[Sample], teacher: Tensor, steps: int = STEPS) -> Tensor:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import storemaker
 import torch
+from plain_attention import PlainAttention
 from safetensors.torch import load_file
 from specs import MLA, pack, random_model, random_samples
-from test_loss import DECAY, LENGTHS, STEPS, PlainAttention, plain_loss
+from test_loss import DECAY, LENGTHS, STEPS, plain_loss
 from torch import Tensor
 
 import deepseek

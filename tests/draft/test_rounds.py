@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_attention import BranchOf, PlainAttention
 from specs import MLA, SPEC, random_model
-from test_loss import PlainAttention
 from torch import Tensor
 
 from eyas_contract import DraftSpec
@@ -30,22 +30,6 @@ class Node:
     token: int
     score: float
     parent: Node | None
-
-
-class BranchOf(PlainAttention):
-    """The prefix's keys, and those that one branch made in this round."""
-
-    def __init__(self, prefix: PlainAttention, own: list[list[tuple[Tensor, Tensor]]]) -> None:
-        super().__init__(0)
-        self.prefix, self.own = prefix, own
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.own[layer].append((k, v))
-        seen = [self.prefix.blocks[layer][0], *self.own[layer]]
-        keys, values = (torch.cat([block[part] for block in seen]) for part in (0, 1))
-        groups = q.shape[1] // keys.shape[1]
-        weights = (torch.einsum("hd,shd->hs", q[0], keys.repeat_interleave(groups, dim=1)) * q.shape[-1] ** -0.5)
-        return torch.einsum("hs,shd->hd", weights.softmax(-1), values.repeat_interleave(groups, dim=1))[None]
 
 
 def plain_tree(model: DraftModel, tokens: Tensor, aux: Tensor, shape: TreeShape) -> list[Node]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plain_attention import BranchOf, PlainAttention
 from specs import MLA, SPEC, pack, random_model, random_samples
-from test_loss import PlainAttention
-from test_rounds import BranchOf
 from torch import Tensor
 
 from eyas_contract import DraftSpec
