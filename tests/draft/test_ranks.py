@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from eyas_contract import CorruptFile, InvalidInput
 from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import split
 from eyas_draft.config import TrainConfig
+from eyas_draft.fixed import takes_fixed
 from eyas_draft.ranks import Ranks
 from eyas_draft.store import Store
 from eyas_draft.train import Trainer
@@ -106,6 +109,20 @@ def test_fixed_shapes_by_several_each_with_the_whole_draft(store: Path, tiny_tar
         assert found[step]["loss"] == pytest.approx(row["loss"], rel=2e-5), step
         assert found[step]["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-4), step
         assert all(found[step][key] == row[key] for key in ("cursor", "tokens", "trained")), step
+
+
+@pytest.mark.parametrize(("changes", "processes", "parameters", "fixed"), [
+    ({}, 0, 10**9, True), ({}, 1, 1000, True), ({}, 2, 1000, True), ({}, 2, 1001, False), ({}, 3, 1000, False),
+    ({"shapes": "ragged"}, 0, 1, False), ({"shapes": "ragged"}, 2, 1, False), ({"shapes": "fixed"}, 2, 10**9, True),
+    ({"precision": "fp32"}, 0, 1, False), ({"precision": "fp32"}, 2, 1, False), ({"device": "cpu"}, 0, 1, False)])
+def test_drafts_that_take_little_of_a_gpu_are_whole_in_every_process(
+        monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], processes: int, parameters: int, fixed: bool) -> None:
+    config = TrainConfig(Path(), Path(), Path(), **{"accumulate": 4, "device": "cuda", **changes})
+    ranks = Ranks(0, max(1, processes), torch.device(config.device), shared=processes > 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=999_999))
+    monkeypatch.setattr(Ranks, "gather", lambda self, memory: [memory, 160_000])  # bytes: the other GPU is smaller
+    draft: Any = torch.nn.Linear(parameters, 1, bias=False, device="meta")
+    assert takes_fixed(config, ranks, draft) == fixed
 
 
 def test_batches_that_cannot_be_shared_out_evenly_are_refused(store: Path, tiny_target: Path, tmp_path: Path,

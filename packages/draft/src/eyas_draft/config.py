@@ -56,7 +56,8 @@ class TrainConfig:
         max_bad_steps: steps with a gradient that is not finite left out before the run stops (fixed shapes only; the
             other way stops at the first).
         shapes: fixed packs every batch to one shape and lets a GPU run ahead; ragged takes batches as they come;
-            auto is fixed on one GPU. With several processes fixed puts the whole draft in each, ragged spreads it.
+            auto is fixed on GPUs in bf16. With several processes fixed puts the whole draft in each and ragged spreads
+            it; auto spreads one that takes more than a tenth of a GPU, or where they cannot share the batches equally.
         compile: fuse elementwise chains with torch.compile (GPU, fixed shapes).
         cuda_graph: record a step once and replay it (GPU, fixed shapes).
         resident: whether the whole store is put on the device (fixed shapes); auto puts it on a GPU that it fits.

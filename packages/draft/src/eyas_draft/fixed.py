@@ -31,6 +31,25 @@ from eyas_draft.recorded import record
 from eyas_draft.regions import compiled
 from eyas_draft.ttt import Rows, Teacher, autocast, unroll_rows
 
+BYTES = 16  # a parameter: its weight, gradient and two moments, in float32
+LITTLE = 0.1  # of a GPU's memory: drafts that take no more gain by recorded steps, larger ones fill the GPU anyway
+
+
+def takes_fixed(config: TrainConfig, ranks: Ranks, model: DraftModel) -> bool:
+    """Whether a run is on fixed shapes, every process with the whole draft: as its settings say, and by `auto` on a GPU
+    in bf16, what its flash kernels take; with several processes, if they can share a step's batches equally and the
+    draft is at most `LITTLE` of the smallest GPU among them. The same in all of them.
+    """
+    if config.shapes != "auto":
+        return config.shapes == "fixed"
+    if ranks.device.type != "cuda" or config.precision != "bf16":
+        return False
+    if not ranks.shared:
+        return True
+    room = LITTLE * min(ranks.gather(torch.cuda.get_device_properties(ranks.device).total_memory))
+    held = BYTES * sum(parameter.numel() for parameter in model.parameters())
+    return config.accumulate % ranks.world == 0 and held <= room
+
 
 class FixedStepper:
     """Takes optimiser steps without waiting for their numbers.

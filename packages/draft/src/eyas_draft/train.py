@@ -25,7 +25,7 @@ from eyas_draft import checkpoint, sharded
 from eyas_draft.batches import Batch, HostBatch, Loader, plan_epoch, split
 from eyas_draft.config import TrainConfig
 from eyas_draft.feed import Feed, ahead
-from eyas_draft.fixed import FixedStepper, pack_sizes
+from eyas_draft.fixed import FixedStepper, pack_sizes, takes_fixed
 from eyas_draft.metrics import MetricsLog
 from eyas_draft.moments import start_moments
 from eyas_draft.objectives import parse_mix
@@ -74,7 +74,8 @@ class Trainer:
         self.ranks.wait()
         torch.manual_seed(config.seed)
         self.model = self.setup.model.to(self.device)
-        self.spread = self.ranks.shared and config.shapes != "fixed"  # else every process holds the whole draft
+        self.fixed = takes_fixed(config, self.ranks, self.model)
+        self.spread = self.ranks.shared and not self.fixed  # else every process holds the whole draft
         self.shell = shell_of(self.model, self.ranks) if self.spread else Shell(self.model)
         ids = draft_ids(self.setup.contract)
         compute = torch.bfloat16 if config.precision == "bf16" else torch.float32
@@ -147,11 +148,11 @@ class Trainer:
         return total, batches / epochs / config.accumulate
 
     def _stepper(self) -> RaggedStepper | FixedStepper:
-        """Fixed shapes on one GPU, ragged ones on a CPU and by several processes, unless the settings say which."""
         config = self.config
-        half = self.device.type == "cuda" and config.precision == "bf16"  # what a GPU's flash kernels take
-        fixed = half and not self.ranks.shared if config.shapes == "auto" else config.shapes == "fixed"
-        if not fixed:
+        if self.ranks.shared:
+            self._report(f"{self.ranks.world} processes, " + (
+                "each with the whole draft, on fixed shapes" if self.fixed else "the draft spread over them by FSDP2"))
+        if not self.fixed:
             return RaggedStepper(config, self.model, self.teacher, self.optimizer, self.loader, self.cursor, self.shell,
                                  self.ranks)
         sizes = pack_sizes(self.loader, self.total * config.accumulate)
