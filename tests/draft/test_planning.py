@@ -13,9 +13,10 @@ from specs import SPEC
 
 from eyas_contract import CorruptFile, InvalidInput
 from eyas_draft import cli
-from eyas_draft.advise import Point, advise, fit, read_points, worth
+from eyas_draft.advise import advise, read_points
 from eyas_draft.batches import split
 from eyas_draft.config import PlanConfig, PlotConfig, TrainConfig
+from eyas_draft.curve import Fit, Point, _regressed, fit, outcomes, worth
 from eyas_draft.flops import layer_weights, step_flops
 from eyas_draft.metrics import read_rows
 from eyas_draft.plan import plan
@@ -64,6 +65,48 @@ def test_predictions_from_noisy_halves_hold_the_truth_in_their_interval(tmp_path
     assert by_name["2x epochs"].length == pytest.approx(true_length(4e5, 12), abs=0.02)
     assert by_name["4x data"].tokens == 4 * by_name["as the largest run"].tokens
     assert by_name["2x data"].hours == pytest.approx(8e5 * 6 / 1e5 / 3600, abs=1e-4)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5])
+def test_intervals_hold_what_comes_as_often_as_they_say(common: float) -> None:
+    """Runs of many true curves, with noise of which a share is common to a run's measurements: 80 % of outcomes."""
+    rng, held = np.random.default_rng(11), []
+    for _ in range(60):
+        exponent = rng.uniform(0.15, 0.6)
+        truth = Fit(3.0, rng.uniform(0.3, 0.9) * 3e6**exponent, exponent, rng.uniform(2, 20), 0.0)
+
+        def measured(data: float, epochs: float, of_run: float, truth: Fit = truth) -> float:
+            own = rng.standard_normal()
+            return truth.predict(data, epochs) + 0.01 * (common**0.5 * of_run + (1 - common) ** 0.5 * own)
+        points = [Point(run, data, epochs, measured(data, epochs, of_run))
+                  for run, data in enumerate((2.5e5, 5e5, 1e6)) for of_run in [rng.standard_normal()]
+                  for epochs in (1, 2, 3, 4)]
+        places = [(2e6, 4.0), (4e6, 4.0), (1e6, 8.0), (1e6, 16.0)]
+        lows, highs = np.quantile(outcomes(points, places), [0.1, 0.9], axis=0)
+        held += [low <= measured(*place, rng.standard_normal()) <= high
+                 for place, low, high in zip(places, lows, highs, strict=True)]
+    assert 0.72 <= np.mean(held) <= 0.9
+
+
+def test_a_line_is_predicted_as_textbooks_do() -> None:
+    rng = np.random.default_rng(2)
+    x, new = rng.standard_normal(9), np.array([0.3, 4.0])
+    y = 2.0 - 0.7 * x + 0.1 * rng.standard_normal(9)
+    found = _regressed(np.eye(9), x[None], y, new[None])
+    (slope, level), (squares,), *_ = np.polyfit(x, y, 1, full=True)
+    np.testing.assert_allclose(found.expected[0], level + slope * new, rtol=1e-12)
+    spread = 1 + 1 / 9 + (new - x.mean()) ** 2 / ((x - x.mean()) ** 2).sum()
+    np.testing.assert_allclose(found.deviation[0], np.sqrt(squares / 7 * spread), rtol=1e-12)
+    in_other_units = _regressed(np.eye(9) / 2, x[None], y, new[None])  # of the noise, whose size is not known
+    np.testing.assert_allclose(in_other_units.evidence, found.evidence, rtol=1e-12)
+
+
+def test_lengths_that_fall_are_taken_as_noise_around_a_level() -> None:
+    falling = [Point(run, data, epochs, 2.5 - 0.01 * epochs - data / 1e7)
+               for run, data in enumerate((1e5, 2e5, 4e5)) for epochs in (1, 2, 3)]
+    assert fit(falling).predict(8e5, 3) == pytest.approx(np.mean([p.length for p in falling]))
+    low, high = np.quantile(outcomes(falling, [(8e5, 3)]), [0.1, 0.9])
+    assert 2.4 < low < 2.46 < high < 2.5
 
 
 def test_measurements_of_the_first_half_epoch_say_nothing(tmp_path: Path) -> None:
