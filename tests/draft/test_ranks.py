@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -125,11 +125,14 @@ def test_drafts_that_take_little_of_a_gpu_are_whole_in_every_process(
     assert takes_fixed(config, ranks, draft) == fixed
 
 
-def test_batches_that_cannot_be_shared_out_evenly_are_refused(store: Path, tiny_target: Path, tmp_path: Path,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("shapes", "accumulate", "wanted"), [
+    ("fixed", 3, "as many batches for each"), ("auto", 1, "a batch of every step for each process")])
+def test_batches_that_cannot_be_shared_out_are_refused(
+        store: Path, tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        shapes: Literal["fixed", "auto"], accumulate: int, wanted: str) -> None:
     monkeypatch.setattr(Ranks, "join", lambda device: Ranks(0, 2, torch.device(device), shared=False))
-    with pytest.raises(InvalidInput, match=r"--accumulate.*3, with 2 processes"):
-        Trainer(TrainConfig(store, tiny_target, tmp_path / "run", vocab_size=64, accumulate=3, shapes="fixed"))
+    with pytest.raises(InvalidInput, match=rf"--accumulate.*{accumulate}, with 2 processes.*{wanted}"):
+        Trainer(TrainConfig(store, tiny_target, tmp_path / "run", vocab_size=64, accumulate=accumulate, shapes=shapes))
     assert not (tmp_path / "run").exists()
 
 

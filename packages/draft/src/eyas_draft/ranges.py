@@ -44,6 +44,10 @@ def require_possible(config: TrainConfig, ranks: Ranks) -> None:
     if config.decode_prompts and not config.holdout:
         raise InvalidInput("--decode-prompts", f"{config.decode_prompts}, with --holdout 0", "samples held out, whose "
                            "prompts are decoded", "Give a --holdout above 0, or leave --decode-prompts at 0.")
+    if config.accumulate < ranks.world:
+        raise InvalidInput("--accumulate", f"{config.accumulate}, with {ranks.world} processes",
+                           "a batch of every step for each process",
+                           f"Give {ranks.world} or a multiple, or start fewer processes.")
     if config.shapes != "fixed":
         return
     if config.accumulate % ranks.world:
