@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,16 @@ from eyas_draft import cli
 from eyas_draft.advise import advise, read_points
 from eyas_draft.batches import split
 from eyas_draft.config import PlanConfig, PlotConfig, TrainConfig
-from eyas_draft.curve import Fit, Point, _regressed, fit, outcomes, worth
+from eyas_draft.curve import Point, _regressed, fit, outcomes, worth
 from eyas_draft.flops import layer_weights, step_flops
 from eyas_draft.metrics import read_rows
 from eyas_draft.plan import plan
 from eyas_draft.plot import plot, read_series
 from eyas_draft.store import Store
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from advise_coverage import FOUR, THREE, coverage
 
 TRUE = {"ceiling": 3.0, "scale": 40.0, "exponent": 0.3, "repetitions": 4.0}
 
@@ -67,25 +72,11 @@ def test_predictions_from_noisy_halves_hold_the_truth_in_their_interval(tmp_path
     assert by_name["2x data"].hours == pytest.approx(8e5 * 6 / 1e5 / 3600, abs=1e-4)
 
 
-@pytest.mark.parametrize("common", [0.0, 0.5])
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.72])
 def test_intervals_hold_what_comes_as_often_as_they_say(common: float) -> None:
     """Runs of many true curves, with noise of which a share is common to a run's measurements: 80 % of outcomes."""
-    rng, held = np.random.default_rng(11), []
-    for _ in range(60):
-        exponent = rng.uniform(0.15, 0.6)
-        truth = Fit(3.0, rng.uniform(0.3, 0.9) * 3e6**exponent, exponent, rng.uniform(2, 20), 0.0)
-
-        def measured(data: float, epochs: float, of_run: float, truth: Fit = truth) -> float:
-            own = rng.standard_normal()
-            return truth.predict(data, epochs) + 0.01 * (common**0.5 * of_run + (1 - common) ** 0.5 * own)
-        points = [Point(run, data, epochs, measured(data, epochs, of_run))
-                  for run, data in enumerate((2.5e5, 5e5, 1e6)) for of_run in [rng.standard_normal()]
-                  for epochs in (1, 2, 3, 4)]
-        places = [(2e6, 4.0), (4e6, 4.0), (1e6, 8.0), (1e6, 16.0)]
-        lows, highs = np.quantile(outcomes(points, places), [0.1, 0.9], axis=0)
-        held += [low <= measured(*place, rng.standard_normal()) <= high
-                 for place, low, high in zip(places, lows, highs, strict=True)]
-    assert 0.72 <= np.mean(held) <= 0.9
+    held = coverage(THREE, FOUR, common, 60)["held"]
+    assert 0.72 <= np.mean(list(held.values())) <= 0.9
 
 
 def test_a_line_is_predicted_as_textbooks_do() -> None:

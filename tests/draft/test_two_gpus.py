@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas_draft.metrics import read_rows
+
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 WHOLE, SPREAD = "2 processes, each with the whole draft, on fixed shapes", "2 processes, the draft spread over them"
@@ -39,8 +41,7 @@ def require_same(out: Path, wanted: Path) -> None:
 
 
 def curve(out: Path) -> dict[int, float]:
-    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    return {row["step"]: row["loss"] for row in read_rows(out / "metrics.jsonl") if "loss" in row}
 
 
 def half_of(run: Path, copy: Path, shapes: str) -> Path:

@@ -145,7 +145,7 @@ class PlanConfig:
         tokens: how many tokens there will be,
         trained_share: of which this share is the assistant's,
         mean_length: in samples of so many tokens.
-        gpus: processes that share the run.
+        gpus: processes that share the run; memory is that of a draft spread over them.
         gpu: name of the device, for its peak: H200, H100, A100, B200, RTX PRO 6000.
         mfu: share of the peak that is reached.
         flops_per_second: a measured rate instead.

@@ -74,31 +74,30 @@ def fit(points: Sequence[Point]) -> Fit:
     if len(points) < LEAST_POINTS or len({p.data for p in points}) < LEAST_RUNS:
         raise InvalidInput("the runs", f"{len(points)} measurements of {len({p.data for p in points})} amounts of data",
                            f"at least {LEAST_POINTS} of {LEAST_RUNS}", "Train on fractions: --fraction 0.25, 0.5, 1.")
-    data, epochs, lengths = (np.array([getattr(p, name) for p in points]) for name in ("data", "epochs", "length"))
     best: Fit | None = None
-    for repetitions in REPETITIONS:
-        log_worth = np.log(worth(data, epochs, float(repetitions)))
-        for exponent in EXPONENTS:
-            x = np.exp(-exponent * log_worth)
-            centred = x - x.mean()
-            scale = max(0.0, float(-(centred @ lengths) / max(centred @ centred, 1e-300)))
-            ceiling = float(lengths.mean() + scale * x.mean())
-            error = float(np.sqrt(np.mean((lengths - ceiling + scale * x) ** 2)))
-            if best is None or error < best.error:
-                best = Fit(ceiling, scale, float(exponent), float(repetitions), error)
+    for repetitions, most, lines in _lines(points, (), common=0.0):
+        i = int(lines.squares.argmin())
+        error, exponent = float(np.sqrt(lines.squares[i] / len(points))), float(EXPONENTS[i])
+        if best is None or error < best.error:
+            best = Fit(float(lines.level[i]), float(-lines.slope[i]) * most**exponent, exponent, repetitions, error)
     assert best is not None
     return best
 
 
 @dataclass(frozen=True)
 class Lines:
-    """For one share of common noise and one R, the least squares of each exponent; E exponents, P places.
+    """Least squares of lengths on a line in (U / the largest U) ** -b, for each of E exponents; P places.
 
     Attributes:
+        level, slope: A, and -B in these units, (E,).
+        squares: sum of the squared residuals, (E,).
         evidence: logarithm of the weight among all others, up to a constant, (E,).
         expected, deviation: of a new run's measurement at each place, (E, P), Student's t around it.
     """
 
+    level: Floats
+    slope: Floats
+    squares: Floats
     evidence: Floats
     expected: Floats
     deviation: Floats
@@ -113,7 +112,7 @@ def outcomes(points: Sequence[Point], places: Sequence[tuple[float, float]], see
 
     Source: Gelman et al., "Bayesian Data Analysis", 3rd edition, sections 14.2 and 14.7.
     """
-    lines = list(_lines(points, places))
+    lines = [lines for common in COMMON for _, _, lines in _lines(points, places, common)]
     evidence, expected, deviation = (np.concatenate([getattr(line, name) for line in lines])
                                      for name in ("evidence", "expected", "deviation"))
     weights = np.exp(evidence - evidence.max())
@@ -123,20 +122,20 @@ def outcomes(points: Sequence[Point], places: Sequence[tuple[float, float]], see
     return values
 
 
-def _lines(points: Sequence[Point], places: Sequence[tuple[float, float]]) -> Iterator[Lines]:
+def _lines(points: Sequence[Point], places: Sequence[tuple[float, float]],
+           common: float) -> Iterator[tuple[float, float, Lines]]:
+    """Of every R: R, the largest U, and the lines, with that share of the noise common to a run's measurements."""
     data, epochs, lengths = (np.array([getattr(p, name) for p in points]) for name in ("data", "epochs", "length"))
-    new_data, new_epochs = np.array(places, dtype=np.float64).T
+    new_data, new_epochs = np.array(places, dtype=np.float64).reshape(-1, 2).T
     runs = np.array([p.run for p in points])
-    same = (runs[:, None] == runs).astype(np.float64)
-    for common in COMMON:
-        noise = (1 - common) * np.eye(len(points)) + common * same
-        white = np.linalg.inv(np.linalg.cholesky(noise))
-        for repetitions in REPETITIONS:
-            log_worth = np.log(worth(data, epochs, float(repetitions)))
-            log_new = np.log(worth(new_data, new_epochs, float(repetitions)))
-            # In units of the largest, so that B is a length for every exponent, and flat for each alike.
-            x, new_x = (np.exp(-EXPONENTS[:, None] * (logs - log_worth.max())) for logs in (log_worth, log_new))
-            yield _regressed(white, x, lengths, new_x)
+    noise = (1 - common) * np.eye(len(points)) + common * (runs[:, None] == runs)
+    white = np.linalg.inv(np.linalg.cholesky(noise))
+    for repetitions in map(float, REPETITIONS):
+        log_worth, log_new = (np.log(worth(d, e, repetitions)) for d, e in ((data, epochs), (new_data, new_epochs)))
+        most = log_worth.max()
+        # In units of the largest, so that B is a length for every exponent, and flat for each alike.
+        x, new_x = (np.exp(-EXPONENTS[:, None] * (logs - most)) for logs in (log_worth, log_new))
+        yield repetitions, float(np.exp(most)), _regressed(white, x, lengths, new_x)
 
 
 def _regressed(white: Floats, x: Floats, lengths: Floats, new_x: Floats) -> Lines:
@@ -146,8 +145,9 @@ def _regressed(white: Floats, x: Floats, lengths: Floats, new_x: Floats) -> Line
     determinant = np.maximum(s00 * s11 - s01**2, 1e-300)
     slope = np.minimum((s00 * (xs @ y) - s01 * (one @ y)) / determinant, 0.0)
     level = (one @ y - slope * s01) / s00
-    squares = np.maximum(((y - level[:, None] * one - slope[:, None] * xs) ** 2).sum(1), 1e-12)
-    free = len(lengths) - 2
-    evidence = np.log(np.diag(white)).sum() - 0.5 * np.log(determinant) - 0.5 * free * np.log(squares)
+    squares = ((y - level[:, None] * one - slope[:, None] * xs) ** 2).sum(1)
+    free, noise = len(lengths) - 2, np.maximum(squares, 1e-12)
+    evidence = np.log(np.diag(white)).sum() - 0.5 * np.log(determinant) - 0.5 * free * np.log(noise)
     spread = 1 + (s11[:, None] - 2 * s01[:, None] * new_x + s00 * new_x**2) / determinant[:, None]
-    return Lines(evidence, level[:, None] + slope[:, None] * new_x, np.sqrt(squares[:, None] / free * spread))
+    return Lines(level, slope, squares, evidence, level[:, None] + slope[:, None] * new_x,
+                 np.sqrt(noise[:, None] / free * spread))
